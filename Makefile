@@ -1,0 +1,41 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: help run test lint bench lock clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: .venv/run.stamp ## start Headgate here, store included
+	$(BIN)/headgate up
+
+test: .venv/test.stamp lint ## lint, type-check and run the whole test suite
+	$(BIN)/pytest -n 2 $(PYTEST_ARGS)
+
+lint: .venv/test.stamp ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/run.stamp ## measure this machine: scripts, batcher, bytes per bucket
+	$(BIN)/headgate bench
+
+lock: .venv/test.stamp ## pin the dependencies anew, with hashes
+	$(PIP) install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	  pyproject.toml --group build -o .ci/run.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	  pyproject.toml --group dev -c .ci/run.lock -o .ci/test.lock
+
+clean: ## remove what the other targets made here
+	rm -rf .venv .headgate .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+
+# Each stamp stands for one lock file installed with its hashes checked; the project itself is linked in, not copied.
+.venv/%.stamp: .ci/%.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Headgate needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) install --quiet --require-hashes -r $<
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,1 @@
+"""Pure values and arithmetic: no I/O, no clock, no randomness."""

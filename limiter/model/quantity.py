@@ -1,0 +1,41 @@
+"""Amounts as people write them, turned into units (W2).
+
+50        units                      at 100/s: 50 units = 500 ms of lateness forgiven
+500ms     time at a rate             at 100/s: 50 units
+5%        a share of one second      at 100/s: 5 units = 50 ms
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_FORM = re.compile(r"(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)(?P<unit>%|us|ms|s|m|h|d)?", re.IGNORECASE)
+
+ALLOWED = "a number of units (50), a time at the rate (500ms, 60s, 5m) or a share of a second (5%)"
+
+
+def units(value: float | str, *, rate: float) -> float:
+    """The amount in units, at a rate of units a second."""
+    number, unit = parse(value)
+    if unit == "":
+        return number
+    # A share of a second's work is divided last: 5 % of 100 is 5, not 5.000000000000001.
+    return number * rate / 100 if unit == "%" else number * _SECONDS[unit] * rate
+
+
+def parse(value: float | str) -> tuple[float, str]:
+    """Number and unit; ValueError that shows what was found and what is allowed."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"found {value!r}; allowed: {ALLOWED}")
+    if isinstance(value, str):
+        match = _FORM.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(f"found {value!r}; allowed: {ALLOWED}")
+        number, unit = float(match["number"]), (match["unit"] or "").lower()
+    else:
+        number, unit = float(value), ""
+    if not math.isfinite(number):
+        raise ValueError(f"found {value!r}; the number must be finite")
+    return number, unit

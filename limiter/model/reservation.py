@@ -1,0 +1,121 @@
+"""Reservations are signed, not stored: the token itself says what was charged where.
+
+    token = base64url(payload ‖ BLAKE2b(payload, key = secret, 16 bytes))
+
+Whoever cannot sign cannot invent one, and a token of another installation, a truncated or a forged one are all the
+same to us: no reservation of ours (R6).
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as BinasciiError
+from dataclasses import dataclass
+from hashlib import blake2b
+from hmac import compare_digest
+from struct import Struct
+from struct import error as struct_error
+
+from limiter.model.operations import Charge
+
+ID_SIZE = 12
+TOKEN_MAX = 16_384
+
+_VERSION = 1
+_TAG_SIZE = 16
+_HEAD = Struct(f"<B{ID_SIZE}sQQdHBB")
+_CHARGE = Struct("<ddB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What a granted acquire took, and until when it may be settled without ado."""
+
+    id: bytes
+    namespace: str
+    partition: int
+    acquired_us: int
+    deadline_us: int
+    expected_ms: float
+    charges: tuple[Charge, ...]
+
+    @property
+    def name(self) -> str:
+        """The id as text, for keys."""
+        return urlsafe_b64encode(self.id).decode()
+
+
+class Signer:
+    """Turns reservations into tokens and back."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = blake2b(secret, digest_size=32, person=b"hg-reservation").digest()
+
+    def sign(self, reservation: Reservation) -> str:
+        """The token to hand to the caller."""
+        payload = _pack(reservation)
+        return urlsafe_b64encode(payload + self._tag(payload)).rstrip(b"=").decode()
+
+    def open(self, token: str) -> Reservation | None:
+        """The reservation in a token of ours; None for anything else."""
+        if len(token) > TOKEN_MAX:
+            return None
+        try:
+            raw = urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
+        except (UnicodeEncodeError, BinasciiError):
+            return None
+        payload, tag = raw[:-_TAG_SIZE], raw[-_TAG_SIZE:]
+        if not compare_digest(self._tag(payload), tag) or urlsafe_b64encode(raw).rstrip(b"=") != token.encode():
+            return None  # the second test: one reservation has one spelling
+        return _unpack(payload)
+
+    def _tag(self, payload: bytes) -> bytes:
+        return blake2b(payload, key=self._key, digest_size=_TAG_SIZE).digest()
+
+
+def _pack(reservation: Reservation) -> bytes:
+    namespace = reservation.namespace.encode("utf-8", "surrogatepass")
+    parts = [
+        _HEAD.pack(
+            _VERSION,
+            reservation.id,
+            reservation.acquired_us,
+            reservation.deadline_us,
+            reservation.expected_ms,
+            reservation.partition,
+            len(reservation.charges),
+            len(namespace),
+        ),
+        namespace,
+    ]
+    for charge in reservation.charges:
+        bucket = charge.bucket.encode()
+        parts += (_CHARGE.pack(charge.charge, charge.weight, len(bucket)), bucket)
+    return b"".join(parts)
+
+
+def _unpack(payload: bytes) -> Reservation | None:
+    """None for a layout of another version, signed by a node that is newer or older."""
+    try:
+        version, id_, acquired_us, deadline_us, expected_ms, partition, count, size = _HEAD.unpack_from(payload)
+    except struct_error:
+        return None
+    if version != _VERSION:
+        return None
+    at = _HEAD.size + size
+    namespace = payload[_HEAD.size : at].decode("utf-8", "surrogatepass")
+    charges = []
+    for _ in range(count):
+        charge, weight, size = _CHARGE.unpack_from(payload, at)
+        at += _CHARGE.size
+        charges.append(Charge(payload[at : at + size].decode(), charge, weight))
+        at += size
+    return Reservation(
+        id=id_,
+        namespace=namespace,
+        partition=partition,
+        acquired_us=acquired_us,
+        deadline_us=deadline_us,
+        expected_ms=expected_ms,
+        charges=tuple(charges),
+    )

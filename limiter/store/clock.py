@@ -1,0 +1,30 @@
+"""What the store's clock says, without asking it."""
+
+from __future__ import annotations
+
+import time
+
+
+class StoreClock:
+    """An estimate of the store's time from the last reply, carried on by this node's monotonic clock (T4).
+
+    The node's own wall clock plays no part, so a node whose clock is wrong behaves like any other.
+    """
+
+    __slots__ = ("_offset_us",)
+
+    def __init__(self) -> None:
+        self._offset_us: int | None = None
+
+    def observe(self, now_us: int) -> None:
+        """Take the store's time from a reply that has just come."""
+        self._offset_us = now_us - time.monotonic_ns() // 1000
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any reply has come yet."""
+        return self._offset_us is not None
+
+    def now_us(self) -> int:
+        """The store's time, or 0 before the first reply."""
+        return 0 if self._offset_us is None else time.monotonic_ns() // 1000 + self._offset_us

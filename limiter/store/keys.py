@@ -1,0 +1,95 @@
+"""Every key that Headgate uses is spelled here, and nowhere else.
+
+    hg:{<namespace>/<partition>}:b:<policy>:<value>,<value>…    a bucket
+    hg:{…}:r:<id>    tombstone of a reservation       hg:{…}:i:<digest>   decision under an idempotency key
+    hg:{…}:f:<id>    reply of a batched call          hg:{…}:sampling, hg:{…}:touched   for the controller
+    hg:secret        what reservations are signed with
+
+The braces are a hash tag: all that one acquire touches lives in one slot. Text from clients is written with the
+letters, digits and `._-`; everything else is percent-encoded, what is long becomes a digest behind a `~`, and what
+is absent a `!`: so no two descriptors share a key, and none can move a slot (N1–N6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from urllib.parse import quote
+
+SECRET = b"hg:secret"
+
+TEXT_MAX = 64
+"""Longest encoded text that stands in a key as it is."""
+
+NAME_MAX = 200
+"""Longest bucket name that stands as it is."""
+
+_ABSENT = "!"
+
+
+def encode(text: str | None) -> str:
+    """Write client text so that it cannot end early, reach into a neighbour or grow without bound."""
+    if text is None:
+        return _ABSENT
+    if text.isascii() and text.isalnum() and len(text) <= TEXT_MAX:
+        return text
+    raw = text.encode("utf-8", "surrogatepass")
+    # quote() leaves "~" alone, but here it announces a digest.
+    encoded = quote(raw, safe="").replace("~", "%7E")
+    return encoded if len(encoded) <= TEXT_MAX else "~" + _digest(raw)
+
+
+def bucket_name(policy: str, values: Sequence[str | None]) -> str:
+    """Name the bucket of a policy for one combination of key values, within its slot."""
+    prefix, suffix = encode(policy), ",".join(map(encode, values))
+    if len(prefix) + len(suffix) > NAME_MAX:
+        suffix = "~~" + _digest(suffix.encode())
+    return f"{prefix}:{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One partition of a namespace: what one script call can reach."""
+
+    namespace: str = "default"
+    partition: int = 0
+
+    @property
+    def prefix(self) -> bytes:
+        """What every key of this slot begins with."""
+        return f"hg:{{{encode(self.namespace)}/{self.partition}}}:".encode()
+
+
+def bucket(prefix: bytes, name: str) -> bytes:
+    """The record of a bucket."""
+    return prefix + b"b:" + name.encode()
+
+
+def tombstone(prefix: bytes, reservation: str) -> bytes:
+    """What is left of a reservation once it was settled."""
+    return prefix + b"r:" + reservation.encode()
+
+
+def idempotency(prefix: bytes, key: str) -> bytes:
+    """The decision taken under a caller's idempotency key."""
+    return prefix + b"i:" + _digest(key.encode("utf-8", "surrogatepass")).encode()
+
+
+def reply(prefix: bytes, flush_id: bytes) -> bytes:
+    """The reply of a batched call, for whoever sends it again."""
+    return prefix + b"f:" + flush_id
+
+
+def sampling(prefix: bytes) -> bytes:
+    """The number of the sampling epoch."""
+    return prefix + b"sampling"
+
+
+def touched(prefix: bytes) -> bytes:
+    """The buckets changed since the last sampling."""
+    return prefix + b"touched"
+
+
+def _digest(raw: bytes) -> str:
+    return blake2b(raw, digest_size=16).hexdigest()

@@ -1,0 +1,62 @@
+--[[ call: what every batched script does around its operations: know the time, answer a repeat, refuse a call that
+comes too late, read each bucket once, write each touched one once, and list it for the controller.
+A call that was sent again finds its first reply, so nothing is debited twice (S4). The reply is kept for
+REPLY_TTL_MS; a call carries an expiry well before that, so a copy that the network held back for longer than its
+reply lives does nothing either. ]]
+
+local REPLY_TTL_MS = 10000
+local TOUCHED_MAX = 65536   -- without a controller the list of touched buckets grows no further
+local DONE, EXPIRED = 1, 2  -- first byte of a reply
+
+local function begin(reply_key, head)
+  local reply = call('GET', reply_key)
+  if reply then return reply end
+  local now_us, expires_us, bucket_count = unpack_struct('<ddH', head)
+  if now_us == 0 then
+    local time = call('TIME')
+    now_us = time[1] * 1000000 + time[2]
+  end
+  if expires_us > 0 and now_us > expires_us then return pack_struct('<Bd', EXPIRED, now_us) end
+  return nil, now_us, bucket_count
+end
+
+local function begin_reply(now_us)
+  return pack_struct('<Bd', DONE, now_us)
+end
+
+local function finish(reply_key, answers)
+  local reply = table.concat(answers)
+  call('SET', reply_key, reply, 'PX', REPLY_TTL_MS)
+  return reply
+end
+
+-- Records by bucket number. false: there is none yet; nil: what stands there is not ours and stays untouched (S11).
+local function read_records(keys, first, count)
+  local records = {}
+  if count == 0 then return records end
+  local raws = call('MGET', unpack(keys, first, first + count - 1))
+  for i = 1, count do
+    if raws[i] then
+      records[i] = unpack_record(raws[i])
+    elseif call('EXISTS', keys[first + i - 1]) == 0 then  -- MGET shows a key of another type as missing
+      records[i] = false
+    end
+  end
+  return records
+end
+
+-- touched[i] is true for each bucket that an operation changed.
+local function write_records(records, touched, first, now_us)
+  local epoch, listed = tonumber(call('GET', KEYS[2]) or 0), {}
+  for i in pairs(touched) do
+    local record, key = records[i], KEYS[first + i - 1]
+    if record[EPOCH] ~= epoch then
+      record[EPOCH] = epoch
+      listed[#listed + 1] = key
+    end
+    call('SET', key, pack_record(record), 'PX', ttl_ms(record, now_us))
+  end
+  if #listed > 0 and call('RPUSH', KEYS[3], unpack(listed)) > TOUCHED_MAX then
+    call('LTRIM', KEYS[3], -TOUCHED_MAX, -1)
+  end
+end
