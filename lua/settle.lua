@@ -41,8 +41,11 @@ for i = 1, bucket_count do
   end
 end
 
--- The operation at hand, a slot per bucket.
+-- The operation at hand, with a slot per bucket, and what its tombstone says; reused, as tables are dear.
+local final, work, requests, latency_ms, expected_ms, acquired_us, deadline_us
 local index, charge, weight = {}, {}, {}
+local state, late, work_before
+local accounted, uncollected = {}, {}  -- per bucket: what it was debited so far, and what of that it could not pay
 
 local function read_rows(operations, at, count)
   local sound = true
@@ -53,28 +56,28 @@ local function read_rows(operations, at, count)
   return at, sound
 end
 
--- A tombstone: state, late, work so far, then for each bucket what was accounted and what of that was not collected.
-local tombstones = {}
+local tombstones, tombstone_ttls_ms = {}, {}  -- to be written
 
+-- Whether the tombstone could be read: state, late, work so far, then accounted and uncollected of each bucket.
 local function read_tombstone(key, count)
-  if tombstones[key] then return tombstones[key] end
-  local raw = redis.pcall('GET', key)
+  local raw = tombstones[key] or redis.pcall('GET', key)
   if not raw then
-    local mark = { state = 0, late = 0, work = 0, accounted = {}, uncollected = {} }
-    for i = 1, count do mark.accounted[i], mark.uncollected[i] = charge[i], 0 end
-    return mark
+    state, late, work_before = 0, 0, 0
+    for i = 1, count do accounted[i], uncollected[i] = charge[i], 0 end
+    return true
   end
-  if type(raw) == 'table' or #raw ~= 10 + 16 * count then return nil end
-  local state, late, work, at = unpack_struct('<BBd', raw)
-  local mark = { state = state, late = late, work = work, accounted = {}, uncollected = {} }
-  for i = 1, count do mark.accounted[i], mark.uncollected[i], at = unpack_struct('<dd', raw, at) end
-  return mark
+  if type(raw) == 'table' or #raw ~= 10 + 16 * count then return false end
+  local at
+  state, late, work_before, at = unpack_struct('<BBd', raw)
+  for i = 1, count do accounted[i], uncollected[i], at = unpack_struct('<dd', raw, at) end
+  return true
 end
 
-local function write_tombstone(key, mark, deadline_us)
-  local raw = pack_struct('<BBd', mark.state, mark.late, mark.work)
-  for i = 1, #mark.accounted do raw = raw .. pack_struct('<dd', mark.accounted[i], mark.uncollected[i]) end
-  call('SET', key, raw, 'PX', math.ceil((deadline_us + SETTLE_GRACE_US - now_us) / 1000) + 1)
+local function keep_tombstone(key, count)
+  local raw = pack_struct('<BBddd', state, late, work, accounted[1], uncollected[1])
+  for i = 2, count do raw = raw .. pack_struct('<dd', accounted[i], uncollected[i]) end
+  tombstones[key] = raw
+  tombstone_ttls_ms[key] = math.ceil((deadline_us + SETTLE_GRACE_US - now_us) / 1000) + 1
 end
 
 -- W6. The threshold is in units, or (negative) a share of the charge.
@@ -85,26 +88,26 @@ local function within_threshold(record, delta, charged)
 end
 
 -- W5, R9: bring what one bucket was debited to the target; what the debt bound cuts off is counted.
-local function correct(record, mark, i, target, refundable)
-  local delta = target - mark.accounted[i]
+local function correct(record, i, target, refundable)
+  local delta = target - accounted[i]
   if delta > 0 then
     local taken = collectable(record, delta)
     record[BALANCE] = record[BALANCE] - taken
-    mark.uncollected[i] = mark.uncollected[i] + (delta - taken)
+    uncollected[i] = uncollected[i] + (delta - taken)
     record[UNCOLLECTED] = record[UNCOLLECTED] + (delta - taken)
   elseif delta < 0 and refundable then
-    local forgiven = math.min(-delta, mark.uncollected[i])
-    mark.uncollected[i] = mark.uncollected[i] - forgiven
+    local forgiven = math.min(-delta, uncollected[i])
+    uncollected[i] = uncollected[i] - forgiven
     record[UNCOLLECTED] = record[UNCOLLECTED] - forgiven
     record[BALANCE] = math.min(record[BALANCE] + (-delta - forgiven), record[CAPACITY])
   else
     return
   end
-  mark.accounted[i] = target
+  accounted[i] = target
 end
 
 -- Four steps to an octave, by exponent and mantissa: no logarithm, so the model agrees to the bit.
-local function count_latency(record, latency_ms)
+local function count_latency(record)
   local step = 0
   if latency_ms >= 0.125 then
     local mantissa, exponent = math.frexp(latency_ms)
@@ -116,82 +119,83 @@ local function count_latency(record, latency_ms)
     .. string.sub(counts, at + 8)
 end
 
-local function settle_bucket(record, mark, i, op)
-  local target = op.work * weight[i]
-  record[WORK_SETTLED] = record[WORK_SETTLED] + (op.work - mark.work) * weight[i]
-  if not op.final then
-    if not has(record[FLAGS], COUNTS_REQUESTS) and target > mark.accounted[i] then correct(record, mark, i, target) end
-    return
-  end
-  record[SETTLES] = record[SETTLES] + op.requests
-  if op.requests > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / op.requests end
-  if op.latency_ms > op.expected_ms then record[MISSED] = record[MISSED] + 1 end
-  if record[HISTOGRAM] ~= '' and op.latency_ms >= 0 then count_latency(record, op.latency_ms) end
-  if has(record[FLAGS], COUNTS_REQUESTS) then target = op.requests end
-  if within_threshold(record, target - mark.accounted[i], charge[i]) then return end
-  -- A refund never reaches past a quota's window: what it would give back belongs to a period that is over.
-  local same_window = not has(record[FLAGS], QUOTA) or op.acquired_us >= record[WINDOW_START]
-  correct(record, mark, i, target, mark.late == 0 and same_window)
+-- Whatever is final is counted once.
+local function count(record, target)
+  record[SETTLES] = record[SETTLES] + requests
+  if requests > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / requests end
+  if latency_ms > expected_ms then record[MISSED] = record[MISSED] + 1 end
+  if record[HISTOGRAM] ~= '' and latency_ms >= 0 then count_latency(record) end
 end
 
-local function move(mark, op, count)
-  if now_us > op.deadline_us then mark.late = 1 end
-  for i = 1, count do
+local function settle_bucket(record, i)
+  local target, counts_requests = work * weight[i], has(record[FLAGS], COUNTS_REQUESTS)
+  record[WORK_SETTLED] = record[WORK_SETTLED] + (work - work_before) * weight[i]
+  if final == 0 then
+    if not counts_requests and target > accounted[i] then correct(record, i, target, false) end
+    return
+  end
+  count(record, target)
+  if counts_requests then target = requests end
+  if within_threshold(record, target - accounted[i], charge[i]) then return end
+  -- A refund never reaches past a quota's window: what it would give back belongs to a period that is over.
+  local same_window = not has(record[FLAGS], QUOTA) or acquired_us >= record[WINDOW_START]
+  correct(record, i, target, late == 0 and same_window)
+end
+
+local function move(buckets)
+  if now_us > deadline_us then late = 1 end
+  for i = 1, buckets do
     local record = records[index[i]]
     if record then
-      settle_bucket(record, mark, i, op)
+      settle_bucket(record, i)
       touched[index[i]] = true
     end
   end
-  mark.work = op.work
-  mark.state = op.final and FINAL or OPEN
+  state, work_before = final == 1 and FINAL or OPEN, work
 end
 
 -- R2, R3, R12: what has been settled stays; progress counts by its highest mark.
-local function standing(mark, op)
-  if mark.state == FINAL then return (op.final and op.work ~= mark.work) and OP_CONFLICT or OP_DUPLICATE end
-  if mark.state == OPEN and not op.final and op.work <= mark.work then return OP_DUPLICATE end
+local function standing()
+  if state == FINAL then return (final == 1 and work ~= work_before) and OP_CONFLICT or OP_DUPLICATE end
+  if state == OPEN and final == 0 and work <= work_before then return OP_DUPLICATE end
   return OP_SETTLED
 end
 
-local function answer(status, mark, count)
+local function answer(status, buckets)
   local stop, rows = 0, {}
-  for i = 1, count do
-    local record = records[index[i]]
-    local adjusted = mark.accounted[i] - charge[i]
+  for i = 1, buckets do
+    local record, adjusted = records[index[i]], accounted[i] - charge[i]
     if record then
       if record[BALANCE] < -record[STOP_DEBT] then stop = 1 end
-      rows[i] = pack_struct('<Bddddd', 1, record[BALANCE], adjusted, mark.uncollected[i], record[RATE], record[CAPACITY])
+      rows[i] = pack_struct('<Bddddd', 1, record[BALANCE], adjusted, uncollected[i], record[RATE], record[CAPACITY])
     else
-      rows[i] = pack_struct('<Bddddd', 0, 0, adjusted, mark.uncollected[i], 0, 0)
+      rows[i] = pack_struct('<Bddddd', 0, 0, adjusted, uncollected[i], 0, 0)
     end
   end
-  return pack_struct('<BBBd', status, mark.late, stop, mark.work) .. table.concat(rows)
+  return pack_struct('<BBBd', status, late, stop, work_before) .. table.concat(rows)
 end
 
-local function settle(op, count, sound)
-  if now_us > op.deadline_us + SETTLE_GRACE_US then return string.char(OP_GONE) end
-  local mark = sound and read_tombstone(op.tombstone, count)
-  if not mark then return string.char(OP_CORRUPT) end
-  local status = standing(mark, op)
+local function settle(tombstone, buckets, sound)
+  if now_us > deadline_us + SETTLE_GRACE_US then return string.char(OP_GONE) end
+  if not sound or not read_tombstone(tombstone, buckets) then return string.char(OP_CORRUPT) end
+  local status = standing()
   if status == OP_SETTLED then
-    move(mark, op, count)
-    tombstones[op.tombstone] = mark
-    mark.deadline_us = op.deadline_us
+    move(buckets)
+    keep_tombstone(tombstone, buckets)
   end
-  return answer(status, mark, count)
+  return answer(status, buckets)
 end
 
 local operations, at, answers = ARGV[4], 1, { begin_reply(now_us) }
-while at <= #operations do
-  local op, tombstone, final, count, sound = {}, nil, nil, nil, nil
-  tombstone, final, count, op.work, op.requests, op.latency_ms, op.expected_ms, op.acquired_us, op.deadline_us, at =
+local size = #operations
+while at <= size do
+  local tombstone, buckets, sound
+  tombstone, final, buckets, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, at =
     unpack_struct('<HBBdddddd', operations, at)
-  op.tombstone, op.final = KEYS[FIRST + bucket_count + tombstone - 1], final == 1
-  at, sound = read_rows(operations, at, count)
-  answers[#answers + 1] = settle(op, count, sound)
+  at, sound = read_rows(operations, at, buckets)
+  answers[#answers + 1] = settle(KEYS[FIRST + bucket_count + tombstone - 1], buckets, sound)
 end
 
 write_records(records, touched, FIRST, now_us)
-for key, mark in pairs(tombstones) do write_tombstone(key, mark, mark.deadline_us) end
+for key, raw in pairs(tombstones) do call('SET', key, raw, 'PX', tombstone_ttls_ms[key]) end
 return finish(KEYS[1], answers)

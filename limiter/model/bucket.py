@@ -63,6 +63,14 @@ class Params:
     window_start_us: int = 0
     window_end_us: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("committed", "rate", "burst_s", "debt_max", "stop_debt"):
+            assert getattr(self, name) >= 0, name
+        for name in ("committed", "rate", "capacity", "burst_s", "debt_max", "settle_threshold"):
+            assert math.isfinite(getattr(self, name)), name
+        assert self.capacity > 0 or (self.counts_requests and not self.is_quota), "capacity"
+        assert self.window_end_us > self.window_start_us or not self.is_quota, "window"
+
     @property
     def is_quota(self) -> bool:
         """A limit over a calendar window instead of a rate (P4)."""

@@ -24,7 +24,7 @@ from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
 from limiter.store.scripts import Script
 
-OPERATIONS_MAX = 256
+OPERATIONS_MAX = 128
 """Operations in one call: bounds how long the store is busy with it."""
 
 BUCKETS_MAX = 1024
@@ -200,6 +200,6 @@ def _agree(known: object, params: object) -> bool:
     return known is params or known == params
 
 
-def _give_up(future: asyncio.Future[object]) -> None:
+def _give_up(future: asyncio.Future[AnswerT]) -> None:
     if not future.done():
         future.set_exception(StoreUnavailable("no answer from the store in time"))

@@ -45,9 +45,11 @@ local function read_records(keys, first, count)
   return records
 end
 
--- touched[i] is true for each bucket that an operation changed.
+-- touched[i] is true for each bucket that an operation changed. What the controller keeps beside the buckets must
+-- not stand in their way: were it damaged, the buckets would still be written and the reply still be kept.
 local function write_records(records, touched, first, now_us)
-  local epoch, listed = tonumber(call('GET', KEYS[2]) or 0), {}
+  local sampling = redis.pcall('GET', KEYS[2])
+  local epoch, listed = type(sampling) == 'string' and tonumber(sampling) or 0, {}
   for i in pairs(touched) do
     local record, key = records[i], KEYS[first + i - 1]
     if record[EPOCH] ~= epoch then
@@ -56,7 +58,7 @@ local function write_records(records, touched, first, now_us)
     end
     call('SET', key, pack_record(record), 'PX', ttl_ms(record, now_us))
   end
-  if #listed > 0 and call('RPUSH', KEYS[3], unpack(listed)) > TOUCHED_MAX then
-    call('LTRIM', KEYS[3], -TOUCHED_MAX, -1)
-  end
+  if #listed == 0 then return end
+  local length = redis.pcall('RPUSH', KEYS[3], unpack(listed))
+  if type(length) == 'number' and length > TOUCHED_MAX then call('LTRIM', KEYS[3], -TOUCHED_MAX, -1) end
 end

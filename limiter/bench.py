@@ -1,0 +1,234 @@
+"""What this machine's store and this code can do: `headgate bench`.
+
+Everything comes from one run on one machine, in interleaved rounds, and counts by its ratios: a shared machine's
+speed changes from minute to minute, but it changes for all rows alike. The store is a private Valkey in a
+temporary directory, started as `headgate up` starts it, append-only file included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import redis
+import uvloop
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from rich.console import Console
+from rich.table import Table
+
+from limiter.model.bucket import Params
+from limiter.model.operations import Acquire, AcquireAnswer, Charge, Settle, Want
+from limiter.store import keys
+from limiter.store.buckets import Buckets
+from limiter.store.connect import open_link
+from limiter.store.embedded import EmbeddedStore
+from limiter.store.keys import Slot
+from limiter.store.node import pack
+from limiter.store.scripts import AcquireScript
+
+TERMS = Params(committed=1e6, rate=1e6, capacity=1e6, debt_max=1e9)
+CHANCE = Random(1)  # noqa: S311  the same customers in every run
+CUSTOMERS = 100_000
+BATCH = 64
+CALLERS = 256
+CALLS_IN_FLIGHT = 8
+BUCKETS_MEASURED = 1_000_000
+
+
+@dataclass
+class Row:
+    """One line of the table: what was measured, in every round, and what it has to reach."""
+
+    what: str
+    unit: str
+    figures: list[float] = field(default_factory=list)
+    aim: str = ""
+    holds: bool = True
+
+    @property
+    def figure(self) -> float:
+        """The middle of the rounds."""
+        return median(self.figures)
+
+
+class ScriptBench:
+    """Calls of the acquire script, as fast as one server takes them."""
+
+    def __init__(self, socket: str) -> None:
+        self.client = redis.Redis(unix_socket_path=socket, retry=Retry(NoBackoff(), 0), protocol=2)
+        self.script = AcquireScript()
+        self.client.script_load(self.script.source)
+        self.prefix = Slot("bench").prefix
+        self._calls = 0
+
+    def call(self, customers: list[int]) -> list[bytes | int]:
+        """One call of the script, an acquire for each customer."""
+        self._calls += 1
+        operations = [acquire(customer) for customer in customers]
+        return self.script.call(self.prefix, b"%d" % self._calls, operations)
+
+    def unbatched(self, operations: int) -> float:
+        """Operations a second, one script call each, from a redis-py pipeline."""
+        calls = [self.call([CHANCE.randrange(CUSTOMERS)]) for _ in range(operations)]
+        began_s = time.perf_counter()
+        for at in range(0, operations, BATCH):
+            pipeline = self.client.pipeline(transaction=False)
+            for call in calls[at : at + BATCH]:
+                pipeline.execute_command("EVALSHA", self.script.sha, *call)  # type: ignore[no-untyped-call]
+            pipeline.execute()
+        return operations / (time.perf_counter() - began_s)
+
+    def batched(self, calls: int, customers: Callable[[], list[int]]) -> float:
+        """Operations a second, many to a call. Calls are made before the clock starts: the server is measured."""
+        packed = [pack("EVALSHA", self.script.sha, *self.call(customers())) for _ in range(calls)]
+        return calls * BATCH / self.send(packed)
+
+    def send(self, packed: list[bytes]) -> float:
+        """Seconds for some calls, a few of them always in flight."""
+        connection = self.client.connection_pool.get_connection()
+        began_s = time.perf_counter()
+        for at, call in enumerate(packed):
+            connection.send_packed_command([call])  # type: ignore[no-untyped-call]
+            if at >= CALLS_IN_FLIGHT:
+                connection.read_response()
+        for _ in range(min(CALLS_IN_FLIGHT, len(packed))):
+            connection.read_response()
+        took_s = time.perf_counter() - began_s
+        self.client.connection_pool.release(connection)
+        return took_s
+
+    def bytes_per_bucket(self, buckets: int) -> float:
+        """Memory of the server for each of many buckets, their keys and the list for the controller included."""
+        self.client.flushall(asynchronous=False)
+        before = self.client.info("memory")["used_memory"]
+        for at in range(0, buckets, 64 * BATCH):
+            calls = [self.call(list(range(first, first + BATCH))) for first in range(at, at + 64 * BATCH, BATCH)]
+            self.send([pack("EVALSHA", self.script.sha, *call) for call in calls])
+            # Replies are kept for a few seconds; they are not a bucket's.
+            self.client.delete(*(bytes(call[1]) for call in calls))
+        made = self.client.dbsize() - 1
+        assert made >= buckets
+        figure = (self.client.info("memory")["used_memory"] - before) / made
+        self.client.flushall(asynchronous=False)
+        return float(figure)
+
+
+class BatcherBench:
+    """Callers in this process, each waiting for its answer before it asks again."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self.buckets = buckets
+        self.slot = Slot("bench")
+
+    async def round(self, operations: int) -> tuple[float, float]:
+        """Acquires a second and settles a second."""
+        granted: list[tuple[str, AcquireAnswer]] = []
+
+        async def acquire_one(number: int) -> None:
+            operation = acquire(CHANCE.randrange(CUSTOMERS))
+            answer = await self.buckets.acquire(self.slot, operation, timeout_s=5)
+            granted.append((operation.wants[0].bucket, answer))
+
+        async def settle_one(number: int) -> None:
+            bucket, answer = granted[number]
+            await self.buckets.settle(self.slot, settle(bucket, answer, number), timeout_s=5)
+
+        return await _rate(operations, acquire_one), await _rate(operations, settle_one)
+
+
+async def _rate(operations: int, one: Callable[[int], Awaitable[None]]) -> float:
+    numbers = iter(range(operations))
+
+    async def caller() -> None:
+        for number in numbers:
+            await one(number)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return operations / (time.perf_counter() - began_s)
+
+
+def acquire(customer: int) -> Acquire:
+    """One request of a customer."""
+    return Acquire((Want(keys.bucket_name("reads", [f"c{customer}"]), TERMS, 1.0, 2.0),))
+
+
+def settle(bucket: str, answer: AcquireAnswer, number: int) -> Settle:
+    """The end of that request."""
+    return Settle(
+        reservation=f"{answer.now_us}-{number}",
+        charges=(Charge(bucket, answer.buckets[0].charge, 1.0, TERMS),),
+        work=3.0,
+        acquired_us=answer.now_us,
+        deadline_us=answer.now_us + 60_000_000,
+    )
+
+
+async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
+    """Run everything and judge it."""
+    unbatched = Row("one script call per acquire, redis-py pipeline", "acquires/s")
+    distinct = Row(f"batches of {BATCH}, distinct buckets", "acquires/s")
+    hot = Row(f"batches of {BATCH}, one hot bucket", "acquires/s")
+    acquires = Row(f"through the batcher, {CALLERS} callers, one process", "acquires/s")
+    settles = Row(f"through the batcher, {CALLERS} callers, one process", "settles/s")
+    memory = Row(f"memory per bucket, {int(BUCKETS_MEASURED * scale):,} buckets", "bytes")
+    with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
+        async with EmbeddedStore(Path(directory)) as store:
+            console.print(f"store: {store.facts}; {rounds} rounds", style="dim")
+            scripts = ScriptBench(store.url.removeprefix("unix://"))
+            link = await open_link(store.url)
+            through = BatcherBench(Buckets(link))
+            for number in range(rounds):
+                console.print(f"round {number + 1} of {rounds}", style="dim")
+                unbatched.figures.append(scripts.unbatched(int(20_000 * scale)))
+                distinct.figures.append(
+                    scripts.batched(int(1_500 * scale), lambda: CHANCE.sample(range(CUSTOMERS), BATCH))
+                )
+                hot.figures.append(scripts.batched(int(4_000 * scale), lambda: [0] * BATCH))
+                acquired, settled = await through.round(int(40_000 * scale))
+                acquires.figures.append(acquired)
+                settles.figures.append(settled)
+            console.print("memory", style="dim")
+            memory.figures.append(scripts.bytes_per_bucket(int(BUCKETS_MEASURED * scale)))
+            await link.aclose()
+    _judge(distinct, distinct.figure / unbatched.figure, 3, "one call per acquire")
+    _judge(hot, hot.figure / distinct.figure, 3, "distinct buckets")
+    _judge(acquires, acquires.figure / distinct.figure, 0.2, "batched calls")
+    _judge(settles, settles.figure / distinct.figure, 0.2, "batched calls")
+    memory.aim, memory.holds = "at most 300", memory.figure <= 300
+    return [unbatched, distinct, hot, acquires, settles, memory]
+
+
+def _judge(row: Row, ratio: float, least: float, than: str) -> None:
+    row.aim = f"{ratio:.2f}× {than} (at least {least}×)"
+    row.holds = ratio >= least
+
+
+def render(rows: list[Row]) -> Table:
+    """The rows as a table."""
+    table = Table(title="Headgate on this machine")
+    table.add_column("what")
+    table.add_column("figure", justify="right")
+    table.add_column("unit")
+    table.add_column("against")
+    table.add_column("")
+    for row in rows:
+        mark = "" if not row.aim else "ok" if row.holds else "MISSED"
+        table.add_row(row.what, f"{row.figure:,.0f}", row.unit, row.aim, mark)
+    return table
+
+
+def main(*, rounds: int = 5, scale: float = 1.0) -> bool:
+    """Measure, print the table, and say whether every aim was reached."""
+    console = Console(stderr=True)
+    rows = uvloop.run(measure(rounds=rounds, scale=scale, console=console))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140).print(render(rows))
+    return all(row.holds for row in rows)

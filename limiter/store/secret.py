@@ -1,0 +1,20 @@
+"""What reservations are signed with: the same on every node."""
+
+from __future__ import annotations
+
+from secrets import token_bytes
+
+from limiter.store.connect import Link
+from limiter.store.keys import SECRET
+
+SECRET_SIZE = 32
+
+
+async def shared_secret(link: Link, configured: str | None, *, timeout_s: float) -> bytes:
+    """The configured secret, or one that the first node to ask has made and left in the store."""
+    if configured is not None:
+        return configured.encode()
+    # Whoever comes second finds the first one's.
+    await link.call(SECRET, "SET", SECRET, token_bytes(SECRET_SIZE), "NX", timeout_s=timeout_s)
+    secret: bytes = await link.call(SECRET, "GET", SECRET, timeout_s=timeout_s)
+    return secret
