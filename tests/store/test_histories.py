@@ -177,14 +177,19 @@ class History(RuleBasedStateMachine):
         return Settle(
             reservation=reserved.reservation,
             charges=tuple(charge._replace(weight=weight, params=terms[charge.bucket]) for charge in reserved.charges),
-            work=data.draw(amounts),
+            work=self._work(data, reserved.charges[0].charge),
             acquired_us=reserved.acquired_us,
             deadline_us=reserved.deadline_us,
             final=data.draw(st.booleans()),
             requests=reserved.requests,
-            latency_ms=data.draw(st.sampled_from([math.nan, 0.0, 0.125, 33.3, 1e9])),
+            latency_ms=data.draw(st.one_of(st.sampled_from([math.nan, 0.0, 0.125, 30.0, 1e9]), st.floats(0, 1e5))),
             expected_ms=data.draw(st.sampled_from([math.nan, 30.0])),
         )
+
+    def _work(self, data: st.DataObject, charge: float) -> float:
+        """Around what was charged: refunds, small differences and overruns alike; or anything."""
+        factor = data.draw(st.sampled_from([0.0, 0.5, 0.95, 1.0, 1.05, 2.0, math.nan]))
+        return data.draw(amounts) if math.isnan(factor) else charge * factor
 
     @rule(by_us=durations_us)
     def step_the_clock(self, by_us: int) -> None:

@@ -1,0 +1,1 @@
+"""Headgate: a distributed, work-based rate limiter and overload controller on Redis."""

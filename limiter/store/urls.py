@@ -1,0 +1,173 @@
+"""Store URLs: one string says where the store is, of what kind, and how to prove who we are.
+
+    redis://[user:password@]host[:port][/db]                       one server
+    rediss://…?ssl_ca_certs=/etc/ssl/ca.pem                        the same over TLS
+    unix://[user:password@]/path/to/socket[?db=0]                  one server on this machine
+    redis+sentinel://[user:password@]host[:port],…/service[/db]    the primary that Sentinel names
+    redis+cluster://[user:password@]host[:port],…                  Redis Cluster
+
+`rediss+sentinel` and `rediss+cluster` use TLS. User, password and path are percent-encoded. No message made
+here ever shows a password.
+"""
+
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS
+
+FORMS = (
+    "redis://host:port/db, rediss://host:port/db, unix:///path/to/socket, "
+    "redis+sentinel://host:port,host:port/service, redis+cluster://host:port,host:port"
+)
+
+PORT = 6379
+SENTINEL_PORT = 26379
+
+TLS_OPTIONS = frozenset({
+    "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname",
+    "ssl_ciphers", "ssl_keyfile", "ssl_password",
+})  # fmt: skip
+SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
+
+Kind = Literal["server", "sentinel", "cluster"]
+Address = tuple[str, int]
+
+
+class UrlError(ValueError):
+    """A store URL that cannot be understood; says what is wrong and which forms there are."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A store URL, understood. `options` are redis-py's names for what every connection needs."""
+
+    kind: Kind
+    tls: bool = False
+    addresses: tuple[Address, ...] = ()
+    path: str = ""
+    service: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sentinel_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def mask(url: str) -> str:
+    """The URL fit for people's eyes: user, password and every option named …password hidden."""
+    shown = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
+    return re.sub(r"(password=)[^&]*", r"\1***", shown)
+
+
+def parse(url: str) -> Target:
+    """Understand a store URL, or raise `UrlError`."""
+    try:
+        return _parse(urlsplit(url))
+    except ValueError as error:  # urlsplit refuses unbalanced brackets, for one
+        raise UrlError(f"{mask(url)} is not a store URL: {error}; the forms are {FORMS}") from None
+
+
+def _parse(url: SplitResult) -> Target:
+    if "@" in url.path + url.query or url.fragment:
+        # Most likely the password's; nothing of it may be repeated in a message.
+        raise ValueError("/, ?, # and @ in a user, password or path must be percent-encoded")
+    match url.scheme.partition("+"):
+        case "unix", "", "":
+            return _parse_unix(url)
+        case "redis" | "rediss" as transport, "", "":
+            return _parse_server(url, tls=transport == "rediss")
+        case "redis" | "rediss" as transport, "+", "sentinel":
+            return _parse_sentinel(url, tls=transport == "rediss")
+        case "redis" | "rediss" as transport, "+", "cluster":
+            return _parse_cluster(url, tls=transport == "rediss")
+    raise ValueError(f"{url.scheme}:// is none of ours" if url.scheme else "it has no scheme")
+
+
+def _parse_unix(url: SplitResult) -> Target:
+    if url.netloc.rpartition("@")[2]:
+        raise ValueError("the path must be absolute, as in unix:///run/redis.sock")
+    if not url.path.strip("/"):
+        raise ValueError("it names no socket")
+    return Target("server", path=unquote(url.path), options=_credentials(url) | _query(url, {"db"}))
+
+
+def _parse_server(url: SplitResult, *, tls: bool) -> Target:
+    addresses = _addresses(url, PORT)
+    if len(addresses) > 1:
+        raise ValueError("several hosts need redis+sentinel:// or redis+cluster://")
+    options = _credentials(url) | _db(url.path.strip("/")) | _query(url, {"db"} | _tls_options(tls))
+    return Target("server", tls=tls, addresses=addresses, options=options)
+
+
+def _parse_sentinel(url: SplitResult, *, tls: bool) -> Target:
+    service, _, db = url.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("it names no service: add /service after the hosts")
+    query = _query(url, {"db"} | _tls_options(tls) | SENTINEL_OPTIONS)
+    # Sentinels have accounts of their own, without a password unless one is given.
+    sentinel = {name.removeprefix("sentinel_"): query.pop(name) for name in SENTINEL_OPTIONS & query.keys()}
+    sentinel |= {name: query[name] for name in TLS_OPTIONS & query.keys()}
+    return Target(
+        "sentinel",
+        tls=tls,
+        addresses=_addresses(url, SENTINEL_PORT),
+        service=unquote(service),
+        options=_credentials(url) | _db(db) | query,
+        sentinel_options=sentinel,
+    )
+
+
+def _parse_cluster(url: SplitResult, *, tls: bool) -> Target:
+    if url.path.strip("/") not in ("", "0"):
+        raise ValueError("a cluster has only database 0")
+    options = _credentials(url) | _query(url, _tls_options(tls))
+    return Target("cluster", tls=tls, addresses=_addresses(url, PORT), options=options)
+
+
+def _addresses(url: SplitResult, default_port: int) -> tuple[Address, ...]:
+    hosts = url.netloc.rpartition("@")[2]
+    return tuple(_address(text, default_port) for text in hosts.split(","))
+
+
+def _address(text: str, default_port: int) -> Address:
+    """`host`, `host:port`, `[v6]` or `[v6]:port`. The text is not repeated: it may be half a password."""
+    found = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::(\d+))?", text)
+    if found is None:
+        raise ValueError("a host is missing, or not of the form host:port")
+    port = int(found[3] or default_port)
+    if not 0 < port < 65536:
+        raise ValueError("ports go from 1 to 65535")
+    return found[1] or unquote(found[2]), port
+
+
+def _credentials(url: SplitResult) -> dict[str, Any]:
+    user, _, password = url.netloc.rpartition("@")[0].partition(":")
+    given = {"username": unquote(user), "password": unquote(password)}
+    return {name: value for name, value in given.items() if value}
+
+
+def _db(text: str) -> dict[str, Any]:
+    if text and not text.isdecimal():
+        raise ValueError("the database after the last / is not a number")
+    return {"db": int(text)} if text else {}
+
+
+def _tls_options(tls: bool) -> frozenset[str]:
+    return TLS_OPTIONS if tls else frozenset()
+
+
+def _query(url: SplitResult, allowed: AbstractSet[str]) -> dict[str, Any]:
+    """The options after `?`. Only a few: timeouts and retries are ours to keep."""
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(url.query, keep_blank_values=True):
+        if name not in allowed:
+            hint = " (TLS needs rediss://)" if name in TLS_OPTIONS else ""
+            known = ", ".join(sorted(allowed)) or "none"
+            raise ValueError(f"option {name} is not known here{hint}; known: {known}")
+        read = URL_QUERY_ARGUMENT_PARSERS.get(name, str)
+        try:
+            options[name] = read(value)
+        except ValueError:
+            raise ValueError(f"option {name} has a value that is not understood") from None
+    return options

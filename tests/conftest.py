@@ -1,0 +1,62 @@
+"""Servers that tests share: started once per test process, emptied before each test that uses them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.servers import Cluster, Server, flush, running, start_cluster
+
+
+@pytest.fixture(scope="session")
+def valkey_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The bundled Valkey, kept for the session; not emptied between tests."""
+    with running("valkey", tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis7_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The installed Redis, kept for the session; not emptied between tests."""
+    with running("redis", tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cluster_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three Valkey primaries in a cluster, kept for the session; not emptied between tests."""
+    with start_cluster("valkey", tmp_path_factory.mktemp("cluster")) as cluster:
+        assert isinstance(cluster, Cluster)
+        yield cluster
+
+
+@pytest.fixture
+def valkey(valkey_process: Server) -> Server:
+    """The bundled Valkey, empty."""
+    flush(valkey_process)
+    return valkey_process
+
+
+@pytest.fixture
+def redis7(redis7_process: Server) -> Server:
+    """The installed Redis, empty; skips where there is none."""
+    flush(redis7_process)
+    return redis7_process
+
+
+@pytest.fixture(params=["valkey", "redis7"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each kind of server in turn, empty."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Server)
+    return found
+
+
+@pytest.fixture
+def cluster(cluster_processes: Cluster) -> Cluster:
+    """Three Valkey primaries in a cluster, empty, all slots served."""
+    for node in cluster_processes.nodes:
+        if not node.alive:
+            node.start()
+    cluster_processes.wait_until_ok()
+    cluster_processes.flush()
+    return cluster_processes

@@ -1,0 +1,90 @@
+"""The wheel, installed into an empty environment with exactly the pinned packages, runs from anywhere."""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+LOAD_SCRIPTS = """
+from limiter.store.scripts import load_source, scripts_directory
+print(*sorted(path.stem for path in scripts_directory().glob("*.lua") if load_source(path.stem)))
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def run(command: Sequence[str | Path], *, cwd: Path) -> str:
+    """What the command printed; it must succeed, and sees nothing of this environment's Python or settings."""
+    hidden = ("HEADGATE_", "PYTHON", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    finished = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with what is installed here: needs no network."""
+    directory = tmp_path_factory.mktemp("wheel")
+    build = ["pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    run([sys.executable, "-m", *build, directory, ROOT], cwd=directory)
+    (built,) = directory.glob("headgate-*.whl")
+    return built
+
+
+def install(wheel: Path, directory: Path) -> Path:
+    """The `bin` directory of a new environment with the pinned dependencies and the wheel."""
+    venv.create(directory, with_pip=True)
+    pip: list[str | Path] = [directory / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install"]
+    run([*pip, "--require-hashes", "-r", ROOT / ".ci" / "run.lock"], cwd=directory)
+    run([*pip, "--no-deps", "--no-index", wheel], cwd=directory)
+    return directory / "bin"
+
+
+def test_the_wheel_holds_every_script_and_nothing_of_the_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    scripts = {f"limiter/{path.relative_to(ROOT)}" for path in (ROOT / "lua").rglob("*.lua")}
+    assert {"limiter/lua/acquire.lua", "limiter/lua/settle.lua"} <= scripts
+    assert any(name.startswith("limiter/lua/lib/") for name in scripts)
+    assert scripts <= set(names)
+    assert "limiter/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests/", "docs/", "loadtest/"))]
+
+
+def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """One test, since making the environment takes longer than everything else in it."""
+    installed = install(wheel, tmp_path / "environment")
+    assert run([installed / "headgate", "--version"], cwd=tmp_path) == "headgate 0.1.0\n"
+    assert run([installed / "python", "-I", "-c", LOAD_SCRIPTS], cwd=tmp_path).split() == sorted(
+        path.stem for path in (ROOT / "lua").glob("*.lua")
+    )
+    runs_its_store_and_stops_in_order(installed / "headgate", tmp_path)
+
+
+def runs_its_store_and_stops_in_order(headgate: Path, directory: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HEADGATE_DATA_DIR": str(directory / "data")}
+    command = [str(headgate), "up"]
+    with subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "headgate 0.1.0: ready\n"
+            process.terminate()
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
