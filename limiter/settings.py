@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     data_dir: Path = Field(default=Path(".headgate"), description="Where the embedded store keeps its data.")
     redis_url: SecretStr | None = Field(default=None, description="The store. Unset: an embedded one.")
     secret: SecretStr | None = Field(default=None, description="Signs reservations; the same on every node.")
-    deadline_ms: int = Field(default=100, ge=1, le=60_000, description="For every decision, the store's part included.")
+    deadline_ms: int = Field(default=100, ge=1, le=5_000, description="For every decision, the store's part included.")
 
     @classmethod
     def load(cls) -> Self:

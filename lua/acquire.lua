@@ -21,7 +21,7 @@ local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED = 
 local PASSED, DEBITED, BLOCKED = 0, 1, 2
 local LEASE, DRY_RUN, IDEMPOTENT = 1, 2, 4
 local IDEMPOTENCY_TTL_MS = 60000
-local FINGERPRINT_SIZE = 16
+local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE = 16, 29, 33
 
 local reply, now_us, bucket_count = begin(KEYS[1], ARGV[1])
 if reply then return reply end
@@ -110,21 +110,29 @@ local function decide(flags, count, requests)
   return answer(count, granted and OP_GRANTED or OP_REFUSED)
 end
 
--- R7, R8: the first decision under an idempotency key stands; the memo lets any node rebuild the whole answer.
+-- A decision that was kept: layout, fingerprint, now_us, memo, then the answer. nil: none yet; false: not ours (S11).
 local decided = {}
+local function recall(key)
+  local kept = decided[key] or redis.pcall('GET', key)
+  if not kept then return nil end
+  if type(kept) == 'table' or #kept < KEPT_SIZE or string.byte(kept) ~= LAYOUT then return false end
+  local _, fingerprint, _, memo_size = unpack_struct('<Bc16dI', kept)
+  local answer_size = #kept - KEPT_SIZE - memo_size
+  if answer_size < 1 or (answer_size - 1) % ANSWER_ROW_SIZE ~= 0 then return false end
+  return fingerprint, string.sub(kept, 2 + FINGERPRINT_SIZE)
+end
+
+-- R7, R8: the first decision under an idempotency key stands; the memo lets any node rebuild the whole answer.
 local function decide_once(key, fingerprint, memo, flags, count, requests)
-  local kept = decided[key]
-  if kept == nil then
-    kept = redis.pcall('GET', key)
-    if type(kept) == 'table' then return string.char(OP_CORRUPT) end
+  local first_fingerprint, first = recall(key)
+  if first_fingerprint == false then return string.char(OP_CORRUPT) end
+  if first_fingerprint == nil then
+    local decision = decide(flags, count, requests)
+    decided[key] = pack_struct('<Bc16dI', LAYOUT, fingerprint, now_us, #memo) .. memo .. decision
+    return decision
   end
-  if kept then
-    if string.sub(kept, 1, FINGERPRINT_SIZE) ~= fingerprint then return string.char(OP_CONFLICT) end
-    return string.char(OP_REPLAYED) .. pack_struct('<I', #kept - FINGERPRINT_SIZE) .. string.sub(kept, FINGERPRINT_SIZE + 1)
-  end
-  local decision = decide(flags, count, requests)
-  decided[key] = fingerprint .. pack_struct('<dI', now_us, #memo) .. memo .. decision
-  return decision
+  if first_fingerprint ~= fingerprint then return string.char(OP_CONFLICT) end
+  return pack_struct('<BI', OP_REPLAYED, #first) .. first
 end
 
 local operations, at, answers = ARGV[4], 1, { begin_reply(now_us) }

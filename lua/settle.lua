@@ -70,7 +70,7 @@ local function read_tombstone(key, count)
   local at
   state, late, work_before, at = unpack_struct('<BBd', raw)
   for i = 1, count do accounted[i], uncollected[i], at = unpack_struct('<dd', raw, at) end
-  return true
+  return state == OPEN or state == FINAL
 end
 
 local function keep_tombstone(key, count)

@@ -11,7 +11,9 @@ import math
 import re
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_FORM = re.compile(r"(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)(?P<unit>%|us|ms|s|m|h|d)?", re.IGNORECASE)
+_FORM = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)(?P<unit>%|us|ms|s|m|h|d)?", re.IGNORECASE
+)
 
 ALLOWED = "a number of units (50), a time at the rate (500ms, 60s, 5m) or a share of a second (5%)"
 

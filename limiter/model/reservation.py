@@ -19,11 +19,11 @@ from struct import error as struct_error
 from limiter.model.operations import Charge
 
 ID_SIZE = 12
-TOKEN_MAX = 16_384
+TOKEN_MAX = 131_072
 
 _VERSION = 1
 _TAG_SIZE = 16
-_HEAD = Struct(f"<B{ID_SIZE}sQQdHBB")
+_HEAD = Struct(f"<B{ID_SIZE}sQQdHBH")
 _CHARGE = Struct("<ddB")
 
 

@@ -39,7 +39,7 @@ CALL_LIFETIME_US = 5_000_000
 (REPLY_TTL_MS in lua/lib/call.lua), so a copy either finds the reply or does nothing."""
 
 PAUSE_S = 0.005
-"""Between attempts that the store certainly did not run."""
+"""Between attempts."""
 
 OpT = TypeVar("OpT")
 AnswerT = TypeVar("AnswerT")
@@ -88,8 +88,11 @@ class Batcher(Generic[OpT, AnswerT]):
 
     async def drain(self) -> None:
         """Wait for the calls in flight, and for what waits behind them."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._lanes or self._tasks:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            else:
+                await asyncio.sleep(0)  # a lane is about to start
 
     def _start(self, lane: _Lane[OpT, AnswerT]) -> None:
         lane.scheduled = False
@@ -148,34 +151,40 @@ class Batcher(Generic[OpT, AnswerT]):
         operations = [waiting.operation for waiting in batch]
         deadline_s = max(waiting.deadline_s for waiting in batch)
         prefix, flush_id = slot.prefix, b2a_base64(urandom(12), newline=False)
-        arguments = self._arguments(prefix, flush_id, operations)
         command: tuple[bytes | str, bytes] = ("EVALSHA", self._script.sha)
+        arguments: list[bytes | int] | None = None
         lost = False
         while True:
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 raise StoreUnavailable("no answer from the store in time")
+            # The first attempt leaves time for a second one, should its connection turn out to be dead.
+            timeout_s = left_s if lost else left_s / 2
             try:
-                # The first attempt leaves time for a second one, should its connection turn out to be dead.
-                reply = await self._link.call(prefix, *command, *arguments, timeout_s=left_s if lost else left_s / 2)
+                if arguments is None:
+                    arguments = await self._arguments(prefix, flush_id, operations, timeout_s=timeout_s)
+                reply = await self._link.call(prefix, *command, *arguments, timeout_s=timeout_s)
                 self._clock.observe(reply_time_us(reply))
                 return self._script.answers(reply, operations)
             except NoScriptError:
                 command = ("EVAL", self._script.source)
             except CallExpired as expired:
                 self._clock.observe(expired.now_us)
-                arguments = self._arguments(prefix, flush_id, operations)
+                arguments = None
             except StoreOutOfMemory:
                 raise
-            except StoreRefused:
+            except StoreUnavailable as error:
+                lost = lost or not isinstance(error, StoreRefused)
                 await asyncio.sleep(min(PAUSE_S, left_s))
-            except StoreUnavailable:
-                if lost:
-                    raise
-                lost = True
 
-    def _arguments(self, prefix: bytes, flush_id: bytes, operations: list[OpT]) -> list[bytes | int]:
-        expires_us = self._clock.now_us() + CALL_LIFETIME_US if self._clock.is_set else 0
+    async def _arguments(
+        self, prefix: bytes, flush_id: bytes, operations: list[OpT], *, timeout_s: float
+    ) -> list[bytes | int]:
+        """KEYS and ARGV. Every call has an expiry by the store's clock, so that clock must be known first."""
+        if not self._clock.is_set:
+            seconds, microseconds = await self._link.call(prefix, "TIME", timeout_s=timeout_s)
+            self._clock.observe(int(seconds) * 1_000_000 + int(microseconds))
+        expires_us = self._clock.now_us() + CALL_LIFETIME_US
         return self._script.call(prefix, flush_id, operations, expires_us=expires_us)
 
     def _forget_if_idle(self, lane: _Lane[OpT, AnswerT]) -> None:

@@ -43,6 +43,8 @@ def encode(text: str | None) -> str:
 def bucket_name(policy: str, values: Sequence[str | None]) -> str:
     """Name the bucket of a policy for one combination of key values, within its slot."""
     prefix, suffix = encode(policy), ",".join(map(encode, values))
+    if not values:
+        return prefix
     if len(prefix) + len(suffix) > NAME_MAX:
         suffix = "~~" + _digest(suffix.encode())
     return f"{prefix}:{suffix}"

@@ -76,9 +76,11 @@ local function unpack_record(raw)
   local size = #raw
   if size ~= SIZE and size ~= SIZE + HISTOGRAM_SIZE then return nil end
   local record = { unpack_struct(FIELDS, raw) }
-  local balance, capacity = record[BALANCE], record[CAPACITY]
+  local balance, rate, capacity = record[BALANCE], record[RATE], record[CAPACITY]
   if record[VERSION] ~= LAYOUT or (size ~= SIZE) ~= has(record[FLAGS], HAS_HISTOGRAM) then return nil end
-  if not (balance <= capacity and balance > -math.huge and capacity > 0 and record[UPDATED] > 0) then return nil end
+  -- Written so that NaN fails as well.
+  if not (balance > -math.huge and balance <= capacity and capacity > 0 and capacity < math.huge
+    and rate >= 0 and rate < math.huge and record[UPDATED] > 0) then return nil end
   record[HISTOGRAM] = size == SIZE and '' or string.sub(raw, SIZE + 1)
   return record
 end
