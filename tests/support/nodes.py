@@ -21,8 +21,10 @@ async def node(url: str, *, calls_max: int = 2) -> AsyncIterator[Buckets]:
     try:
         yield buckets
     finally:
-        await buckets.drain()
-        await link.aclose()
+        try:
+            await asyncio.wait_for(buckets.drain(), timeout=2 * PATIENT_S)
+        finally:
+            await link.aclose()
 
 
 async def until(condition: Callable[[], object], *, within_s: float = 10.0) -> None:
@@ -51,7 +53,7 @@ class Watched:
     @property
     def heads(self) -> list[tuple[float, float, int]]:
         """ARGV[1] of the calls so far: now_us, expires_us, number of buckets."""
-        return [unpack_head(command) for command in self.calls]
+        return [unpack_head(command) for command in self.calls if command[0] in ("EVAL", "EVALSHA")]
 
     def hold(self) -> None:
         """Send nothing on until released."""

@@ -1,0 +1,278 @@
+"""The batcher: group commit, bounds, deadlines, repairs."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from limiter.model.operations import Acquire, AcquireAnswer, Charge, Idempotency, Settle
+from limiter.store import batcher
+from limiter.store.buckets import Buckets
+from limiter.store.connect import open_link
+from limiter.store.errors import StoreRefused, StoreUnavailable
+from limiter.store.keys import Slot
+from tests.support.nodes import PATIENT_S, Watched, node, until
+from tests.support.operations import BUCKET, NO_REFILL, ask, record_of, work_terms
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
+from tests.support.stores import ScriptStore
+
+SLOT = Slot()
+TERMS = work_terms(rate=NO_REFILL, capacity=10_000)
+
+
+@pytest.fixture
+async def link(valkey: Server) -> AsyncIterator[Watched]:
+    """A way to the store on which calls can be counted and held."""
+    link = Watched(await open_link(valkey.url))
+    yield link
+    link.release()
+    await link.aclose()
+
+
+@pytest.fixture
+async def buckets(link: Watched) -> AsyncIterator[Buckets]:
+    """A node whose scripts are loaded; its calls are counted from here on."""
+    buckets = Buckets(link)
+    await acquire(buckets, ask(TERMS, bucket="warm:"))
+    link.calls.clear()
+    yield buckets
+    link.release()
+    await asyncio.wait_for(buckets.drain(), timeout=PATIENT_S)
+
+
+async def acquire(buckets: Buckets, operation: Acquire, *, timeout_s: float = PATIENT_S) -> AcquireAnswer:
+    return await buckets.acquire(SLOT, operation, timeout_s=timeout_s)
+
+
+def start(buckets: Buckets, operation: Acquire, *, timeout_s: float = PATIENT_S) -> asyncio.Task[AcquireAnswer]:
+    return asyncio.create_task(acquire(buckets, operation, timeout_s=timeout_s))
+
+
+async def test_callers_of_one_turn_of_the_loop_share_a_call(buckets: Buckets, link: Watched) -> None:
+    answers = await asyncio.gather(*(acquire(buckets, ask(TERMS, charge=1)) for _ in range(100)))
+    assert link.names == ["EVALSHA"]
+    assert [answer.buckets[0].balance for answer in answers] == [9_999 - number for number in range(100)], "in order"
+
+
+async def test_callers_that_come_while_calls_are_in_flight_share_the_next(buckets: Buckets, link: Watched) -> None:
+    link.hold()
+    early = [start(buckets, ask(TERMS))]
+    await until(lambda: link.in_flight == 1)
+    early.append(start(buckets, ask(TERMS)))
+    await until(lambda: link.in_flight == 2)
+    late = []
+    for _ in range(50):  # each in a turn of its own
+        late.append(start(buckets, ask(TERMS)))
+        await asyncio.sleep(0)
+    assert len(link.calls) == 2
+    link.release()
+    await asyncio.gather(*early, *late)
+    assert len(link.calls) == 3
+
+
+async def test_few_calls_are_in_flight_however_many_ask(buckets: Buckets, link: Watched, valkey: Server) -> None:
+    link.hold()
+    callers = []
+    for number in range(3 * batcher.OPERATIONS_MAX):  # each in a turn of its own
+        callers.append(start(buckets, ask(TERMS, charge=1, bucket=f"b:{number % 50}")))
+        await asyncio.sleep(0)
+    await until(lambda: link.in_flight == 2)
+    link.release()
+    await asyncio.gather(*callers)
+    assert link.in_flight_max == 2
+    store = ScriptStore(valkey, SLOT)
+    assert sum(record_of(store, f"b:{number}").admitted for number in range(50)) == 3 * batcher.OPERATIONS_MAX
+
+
+async def test_a_call_carries_no_more_than_its_share(buckets: Buckets, link: Watched) -> None:
+    count = 2 * batcher.OPERATIONS_MAX + 1
+    await asyncio.gather(*(acquire(buckets, ask(TERMS, bucket=f"b:{number}")) for number in range(count)))
+    assert [found for _, _, found in link.heads] == [batcher.OPERATIONS_MAX, batcher.OPERATIONS_MAX, 1]
+
+
+async def test_a_bucket_has_one_set_of_terms_a_call(buckets: Buckets, link: Watched) -> None:
+    """While a change of policy spreads, callers bring the old terms and the new: each is decided by its own."""
+    smaller = work_terms(rate=NO_REFILL, capacity=100)
+    requests = [ask(TERMS, charge=1), ask(TERMS, charge=1), ask(smaller, charge=1), ask(TERMS, charge=1)]
+    answers = await asyncio.gather(*(acquire(buckets, request) for request in requests))
+    assert len(link.calls) == 3
+    assert [answer.buckets[0].capacity for answer in answers] == [10_000, 10_000, 100, 10_000]
+
+
+async def test_slots_do_not_wait_for_each_other(buckets: Buckets, link: Watched) -> None:
+    slots = [Slot("default", number) for number in range(5)]
+    await asyncio.gather(*(buckets.acquire(slot, ask(TERMS), timeout_s=PATIENT_S) for slot in slots))
+    assert len({str(command[3]).partition("}")[0] for command in link.calls}) == len(link.calls) == 5
+
+
+async def test_beyond_the_bound_callers_are_turned_away_at_once(
+    buckets: Buckets, link: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher, "WAITING_MAX", 8)
+    link.hold()
+    flying = []
+    for number in (1, 2):
+        flying.append(start(buckets, ask(TERMS)))
+        await until(lambda number=number: link.in_flight == number)  # type: ignore[misc]
+    waiting = [start(buckets, ask(TERMS)) for _ in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(StoreRefused, match="too many"):
+        await acquire(buckets, ask(TERMS))
+    link.release()
+    answers = await asyncio.gather(*flying, *waiting)
+    assert all(answer.granted for answer in answers), "and who was there already is served"
+
+
+async def test_a_store_that_stalls_is_answered_for_within_the_deadline(valkey: Server) -> None:
+    async with Proxy(valkey.port) as proxy, node(proxy.url) as buckets:
+        await acquire(buckets, ask(TERMS))
+        proxy.mode = "stall"
+        started_s = time.monotonic()
+        callers = [start(buckets, ask(TERMS), timeout_s=0.2) for _ in range(20)]
+        answers = await asyncio.gather(*callers, return_exceptions=True)
+        assert time.monotonic() - started_s < 2
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+        assert len({id(answer) for answer in answers}) == 20, "an exception of one's own each"
+        proxy.mode = "pass"
+        assert (await acquire(buckets, ask(TERMS))).granted, "and goes on by itself"
+
+
+async def test_each_caller_has_its_own_deadline(buckets: Buckets, link: Watched) -> None:
+    link.hold()
+    hasty, patient = start(buckets, ask(TERMS), timeout_s=0.02), start(buckets, ask(TERMS))
+    with pytest.raises(StoreUnavailable):
+        await hasty
+    assert not patient.done()
+    link.release()
+    assert (await patient).granted
+    assert len(link.calls) == 1, "they shared a call all the same"
+
+
+async def test_who_gave_up_while_waiting_is_not_sent(buckets: Buckets, link: Watched, valkey: Server) -> None:
+    link.hold()
+    flying = []
+    for number in (1, 2):
+        flying.append(start(buckets, ask(TERMS)))
+        await until(lambda number=number: link.in_flight == number)  # type: ignore[misc]
+    with pytest.raises(StoreUnavailable):
+        await acquire(buckets, ask(TERMS, bucket="late:"), timeout_s=0.02)
+    link.release()
+    await asyncio.gather(*flying)
+    await buckets.drain()
+    assert ScriptStore(valkey, SLOT).record("late:") is None
+
+
+async def test_lanes_are_forgotten_when_idle(buckets: Buckets) -> None:
+    """Namespaces are client text: a node must not remember every one it ever heard."""
+    asking = (buckets.acquire(Slot(f"tenant-{number}"), ask(TERMS), timeout_s=PATIENT_S) for number in range(300))
+    await asyncio.gather(*asking)
+    await buckets.drain()
+    assert buckets._acquires._lanes == {}
+    assert buckets._acquires._tasks == set()
+
+
+async def test_a_forgotten_script_is_sent_along_with_the_call(buckets: Buckets, link: Watched, valkey: Server) -> None:
+    """S1."""
+    valkey.command("SCRIPT FLUSH SYNC")
+    answers = await asyncio.gather(*(acquire(buckets, ask(TERMS, charge=1)) for _ in range(10)))
+    assert link.names == ["EVALSHA", "EVAL"]
+    assert answers[-1].buckets[0].balance == 9_990
+    await acquire(buckets, ask(TERMS))
+    assert link.names == ["EVALSHA", "EVAL", "EVALSHA"], "and only with that one"
+
+
+async def test_drain_waits_for_what_is_in_flight_and_what_waits_behind(buckets: Buckets, link: Watched) -> None:
+    link.hold()
+    callers = [start(buckets, ask(TERMS)) for _ in range(5)]
+    await until(lambda: link.in_flight == 1)
+    callers += [start(buckets, ask(work_terms(rate=NO_REFILL, capacity=n))) for n in (10, 20, 30)]
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(buckets.drain())
+    done, _ = await asyncio.wait([draining], timeout=0.05)
+    assert not done
+    link.release()
+    await draining
+    await asyncio.sleep(0)  # for the callers to take their answers
+    assert all(caller.done() for caller in callers)
+
+
+async def test_drain_waits_for_what_was_asked_a_moment_ago(buckets: Buckets) -> None:
+    """Asked, but in this very turn of the loop: not in flight yet."""
+    caller = start(buckets, ask(TERMS))
+    await asyncio.sleep(0)
+    await buckets.drain()
+    await asyncio.sleep(0)
+    assert caller.done()
+
+
+async def test_nothing_is_left_waiting_when_a_closing_loop_cancels_the_calls(buckets: Buckets, link: Watched) -> None:
+    """As `asyncio.run` does with whatever still runs at its end; a node's own end comes after that."""
+    link.hold()
+    before = asyncio.all_tasks()
+    flying = [start(buckets, ask(TERMS))]
+    await until(lambda: link.in_flight == 1)
+    flying.append(start(buckets, ask(work_terms(rate=NO_REFILL, capacity=10))))
+    await until(lambda: link.in_flight == 2)
+    waiting = start(buckets, ask(TERMS))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - before:
+        task.cancel()
+    assert (await asyncio.wait([*flying, waiting], timeout=PATIENT_S))[1] == set()
+    await asyncio.wait_for(buckets.drain(), timeout=PATIENT_S)
+    assert buckets._acquires._lanes == {}
+
+
+async def test_whatever_goes_wrong_reaches_everybody_who_waits(buckets: Buckets, link: Watched) -> None:
+    class Broken:
+        async def call(self, *_: object, timeout_s: float) -> Any:
+            raise ResponseError("ERR something new")
+
+        async def aclose(self) -> None: ...
+
+    working, link._link = link._link, Broken()
+    answers = await asyncio.gather(*(acquire(buckets, ask(TERMS)) for _ in range(5)), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["ERR something new"] * 5
+    assert len({id(answer) for answer in answers}) == 5
+    link._link = working
+    assert (await acquire(buckets, ask(TERMS))).granted
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Acquire(()),
+        Acquire(ask(TERMS).wants * 256),
+        ask(TERMS, charge=math.nan),
+        ask(TERMS, charge=-1),
+        ask(TERMS, minimum=math.inf),
+        ask(TERMS)._replace(requests=0),
+        ask(TERMS)._replace(idempotency=Idempotency("key", b"short", b"")),
+    ],
+)
+async def test_an_acquire_that_would_spoil_a_batch_never_joins_one(buckets: Buckets, wrong: Acquire) -> None:
+    found = await asyncio.gather(acquire(buckets, wrong), acquire(buckets, ask(TERMS)), return_exceptions=True)
+    assert isinstance(found[0], ValueError)
+    assert isinstance(found[1], AcquireAnswer)
+
+
+@pytest.mark.parametrize(
+    ("charges", "work"),
+    [
+        ((), 1.0),
+        ((Charge(BUCKET, 2.0),) * 256, 1.0),
+        ((Charge(BUCKET, 2.0),), -1.0),
+        ((Charge(BUCKET, 2.0),), math.nan),
+        ((Charge(BUCKET, 2.0, 1e300),), 1e300),
+    ],
+)
+async def test_a_settle_that_would_spoil_a_batch_never_joins_one(
+    buckets: Buckets, charges: tuple[Charge, ...], work: float
+) -> None:
+    wrong = Settle(reservation="r1", charges=charges, work=work, acquired_us=0, deadline_us=2**52)
+    with pytest.raises(ValueError, match=r"settle|work"):
+        await buckets.settle(SLOT, wrong, timeout_s=PATIENT_S)
