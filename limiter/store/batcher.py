@@ -127,7 +127,7 @@ class Batcher(Generic[OpT, AnswerT]):
         try:
             answers = await self._send(lane.slot, batch)
         except asyncio.CancelledError:  # the loop is closing: nobody may be left waiting
-            for waiting in batch:
+            for waiting in (*batch, *lane.waiting):
                 waiting.future.cancel()
             raise
         except Exception as error:  # whatever it is, somebody waits for it
@@ -138,12 +138,10 @@ class Batcher(Generic[OpT, AnswerT]):
             for waiting, answer in zip(batch, answers, strict=True):
                 if not waiting.future.done():
                     waiting.future.set_result(answer)
-        lane.calls -= 1
-        if lane.waiting:
+        finally:
+            lane.calls -= 1
             if not lane.scheduled:
                 self._start(lane)
-        else:
-            self._forget_if_idle(lane)
 
     async def _send(self, slot: Slot, batch: Sequence[_Waiting[OpT, AnswerT]]) -> Sequence[AnswerT]:
         """Send one call until it is answered: again, with the same id, after whatever can be repaired in time."""
