@@ -58,7 +58,9 @@ def up() -> None:
 
 
 @app.command()
-def bench() -> None:
+def bench(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+) -> None:
     """Measure this machine: scripts, batcher, bytes per bucket."""
     from limiter.bench import main as measure  # the other commands do without it
 

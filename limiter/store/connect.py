@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from limiter.store import keys
 from limiter.store.errors import StoreUnsupported
 from limiter.store.links import LOOKUP_TIMEOUT_S, ClusterLink, Dialer, SentinelLink, ServerLink
 from limiter.store.node import Argument
@@ -15,7 +16,6 @@ CONNECT_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 16  # to each server
 
 PROBE_TIMEOUT_S = 2.0
-PROBE_KEY = b"hg:{probe}"
 PROBE_NUMBER = 0.1  # no float64 survives a detour through decimal text unless all its digits do
 
 # What every script relies on: the shebang, struct, and the server's clock.
@@ -83,7 +83,7 @@ async def probe(link: Link, *, timeout_s: float = PROBE_TIMEOUT_S) -> ServerFact
 
 async def _info(link: Link, timeout_s: float) -> dict[str, str]:
     try:
-        text: bytes = await link.call(PROBE_KEY, "INFO", timeout_s=timeout_s)
+        text: bytes = await link.call(keys.PROBE, "INFO", timeout_s=timeout_s)
     except NoPermissionError as error:
         raise _forbidden(error) from error
     except ResponseError as error:
@@ -108,7 +108,7 @@ def _identity(info: dict[str, str]) -> tuple[Literal["redis", "valkey"], Version
 async def _run_script(link: Link, timeout_s: float) -> int:
     number = struct.pack("<d", PROBE_NUMBER)
     try:
-        reply: Any = await link.call(PROBE_KEY, "EVAL", PROBE_SCRIPT, 0, number, timeout_s=timeout_s)
+        reply: Any = await link.call(keys.PROBE, "EVAL", PROBE_SCRIPT, 0, number, timeout_s=timeout_s)
     except NoPermissionError as error:
         raise _forbidden(error) from error
     except ResponseError as error:
@@ -127,5 +127,5 @@ async def _run_script(link: Link, timeout_s: float) -> int:
 def _forbidden(error: ResponseError) -> StoreUnsupported:
     return StoreUnsupported(
         f"the store user lacks rights ({error}): grant it what Headgate needs, for example "
-        "ACL SETUSER <user> on ~hg:* &hg:* +@all -@dangerous +info"
+        f"ACL SETUSER <user> on {keys.ACL} +@all -@dangerous +info"
     )

@@ -18,6 +18,11 @@ from hashlib import blake2b
 from urllib.parse import quote
 
 SECRET = b"hg:secret"
+PROBE = b"hg:{probe}"
+"""Nothing is kept here: it only chooses whom a probe asks."""
+
+ACL = "~hg:* &hg:*"
+"""What a store user must be allowed to touch."""
 
 TEXT_MAX = 64
 """Longest encoded text that stands in a key as it is."""
