@@ -64,7 +64,8 @@ def bench(
     """Measure this machine: scripts, batcher, bytes per bucket."""
     from limiter.bench import main as measure  # the other commands do without it
 
-    measure()
+    if not measure(markdown=markdown):
+        raise typer.Exit(1)
 
 
 async def _up(settings: Settings) -> None:
