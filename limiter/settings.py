@@ -7,12 +7,14 @@ import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from api.auth import KeyEntryError, is_loopback, read_keys
+from limiter.model.policy import Criticality
 from limiter.store.urls import parse
 
 PREFIX = "HEADGATE_"
@@ -36,6 +38,24 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(default=None, description="The store. Unset: an embedded one.")
     secret: SecretStr | None = Field(default=None, description="Signs reservations; the same on every node.")
     deadline_ms: int = Field(default=100, ge=1, le=5_000, description="For every decision, the store's part included.")
+    policies: Path | None = Field(default=None, description="A policy file, applied at start.")
+    uncovered: Literal["approve", "refuse"] = Field(default="approve", description="What no policy covers.")
+    default_criticality: Criticality = Field(default=Criticality.CRITICAL, description="Of requests that name none.")
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="The address to listen on.")
+    port: int = Field(default=8080, ge=0, le=65_535, description="The port to listen on; 0: one that is free.")
+    workers: int = Field(default=1, ge=1, le=256, description="Processes that serve the API, each with its engine.")
+    api_keys: str = Field(default="", description="name:role:sha256[:namespace], separated by commas.")
+    tls_certificate: Path | None = Field(default=None, description="Serve over TLS with this certificate (PEM).")
+    tls_key: Path | None = Field(default=None, description="The certificate's private key (PEM).")
+    fast_lane: bool = Field(default=True, description="Answer the data plane beneath FastAPI.")
+    body_max_bytes: int = Field(default=1_048_576, ge=1_024, le=67_108_864, description="Of one request.")
+    body_timeout_s: float = Field(default=10.0, gt=0, le=300, description="For a request to arrive whole.")
+    rate_limit_headers: Literal["draft", "legacy", "x", "none"] = Field(
+        default="draft", description="RateLimit and RateLimit-Policy, or RateLimit-Limit and so on, or X-RateLimit-…."
+    )
+    access_log: bool = Field(default=False, description="Log a line for every request.")
+    log_format: Literal["text", "json"] = Field(default="text", description="How log lines are written.")
 
     @classmethod
     def load(cls) -> Self:
@@ -69,6 +89,29 @@ class Settings(BaseSettings):
             raise ValueError(f"it must have at least {SECRET_MIN_CHARACTERS} characters")
         return secret
 
+    @field_validator("api_keys")
+    @classmethod
+    def _are_keys(cls, entries: str) -> str:
+        try:
+            read_keys(entries)
+        except KeyEntryError as error:
+            raise ValueError(str(error)) from None
+        return entries
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("HEADGATE_TLS_CERTIFICATE and HEADGATE_TLS_KEY belong together: set both or neither")
+        return self
+
+    def check_exposure(self) -> None:
+        """`SettingsError` if others could reach the API and nothing would ask them who they are."""
+        if not self.api_keys and not is_loopback(self.host):
+            raise SettingsError(
+                f"HEADGATE_HOST is {self.host!r}, which others can reach, and there are no API keys: make one with "
+                "`headgate keys new` and put its entry into HEADGATE_API_KEYS, or listen on 127.0.0.1"
+            )
+
 
 def _unknown_variables(known: list[str]) -> Iterator[str]:
     for name in sorted(os.environ):
@@ -82,6 +125,8 @@ def _unknown_variables(known: list[str]) -> Iterator[str]:
 
 def _problem(error: ErrorDetails) -> str:
     """One line for one field. What was entered is shown only where it cannot be a secret."""
+    if not error["loc"]:  # of settings together
+        return str(error["ctx"]["error"])
     field = str(error["loc"][0])
     variable = PREFIX + field.upper()
     if "error" in error.get("ctx", {}):  # raised by a validator of ours

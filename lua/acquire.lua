@@ -46,8 +46,9 @@ end
 -- The operation at hand, a slot per bucket: reused, because a table per operation costs more than the decision.
 local index, learned, minimum, charge, verdict = {}, {}, {}, {}, {}
 
--- W3. A quota is absolute (P4): it has to cover the charge as well. A lease (P9) takes only the share of what it
--- wants that every bucket can give while keeping its minimum.
+-- W3. What is taken must be within the debt bound, or a minimum below it would be no limit at all. A quota is absolute
+-- (P4): it has to cover the charge as well. A lease (P9) takes only the share of what it wants that every bucket can
+-- give while keeping its minimum.
 local function judge(count, requests, leased)
   local granted, share = true, 1
   for i = 1, count do
@@ -65,7 +66,8 @@ local function judge(count, requests, leased)
       passed = available > 0
       if passed and want * share > available and not term.shadow then share = available / want end
     else
-      if term.quota and want > need then need = want end
+      local cover = term.quota and want or math.min(want - record[DEBT_MAX], record[CAPACITY])
+      if cover > need then need = cover end
       passed = balance >= need
     end
     verdict[i] = passed and PASSED or BLOCKED

@@ -10,7 +10,7 @@ ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params, 0 where its policy is gone
 ARGV[4]   operations    tombstone, final, buckets, work, requests, latency_ms, expected_ms, acquired_us, deadline_us;
-                        a row per bucket: number, charge, weight
+                        a row per bucket: number, whether the charge is in requests, charge, weight
 RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work and a row per
           bucket: present, balance, adjusted, uncollected, rate, capacity; limiter/store/layout.py reads it
 HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a debit stops at -debt_max and counts
@@ -43,14 +43,14 @@ end
 
 -- The operation at hand, with a slot per bucket, and what its tombstone says; reused, as tables are dear.
 local final, work, requests, latency_ms, expected_ms, acquired_us, deadline_us
-local index, charge, weight = {}, {}, {}
+local index, in_requests, charge, weight = {}, {}, {}, {}
 local state, late, work_before
 local accounted, uncollected = {}, {}  -- per bucket: what it was debited so far, and what of that it could not pay
 
 local function read_rows(operations, at, count)
   local sound = true
   for i = 1, count do
-    index[i], charge[i], weight[i], at = unpack_struct('<Hdd', operations, at)
+    index[i], in_requests[i], charge[i], weight[i], at = unpack_struct('<HBdd', operations, at)
     if corrupt[index[i]] then sound = false end
   end
   return at, sound
@@ -77,7 +77,8 @@ local function keep_tombstone(key, count)
   local raw = pack_struct('<BBddd', state, late, work, accounted[1], uncollected[1])
   for i = 2, count do raw = raw .. pack_struct('<dd', accounted[i], uncollected[i]) end
   tombstones[key] = raw
-  tombstone_ttls_ms[key] = math.ceil((deadline_us + SETTLE_GRACE_US - now_us) / 1000) + 1
+  local ttl_ms = (deadline_us + SETTLE_GRACE_US - now_us) / 1000
+  tombstone_ttls_ms[key] = ttl_ms < TTL_MAX_MS and math.ceil(ttl_ms) + 1 or TTL_MAX_MS
 end
 
 -- W6. The threshold is in units, or (negative) a share of the charge.
@@ -131,10 +132,11 @@ local function settle_bucket(record, i)
   local target, counts_requests = work * weight[i], has(record[FLAGS], COUNTS_REQUESTS)
   record[WORK_SETTLED] = record[WORK_SETTLED] + (work - work_before) * weight[i]
   if final == 0 then
-    if not counts_requests and target > accounted[i] then correct(record, i, target, false) end
+    if not counts_requests and in_requests[i] == 0 and target > accounted[i] then correct(record, i, target, false) end
     return
   end
   count(record, target)
+  if counts_requests ~= (in_requests[i] == 1) then return end  -- the policy counts in another unit since
   if counts_requests then target = requests end
   if within_threshold(record, target - accounted[i], charge[i]) then return end
   -- A refund never reaches past a quota's window: what it would give back belongs to a period that is over.

@@ -17,6 +17,14 @@ def class_minimum(minimum: float, reserve: float | None) -> float:
     return max(minimum, reserve) if reserve >= 0 else min(minimum, reserve)
 
 
+def needed(minimum: float, charge: float, *, debt_max: float, capacity: float, is_quota: bool) -> float:
+    """Balance that a request needs: its minimum, and room for its charge above the debt bound (W3, W5).
+
+    A quota is absolute and has to cover the charge (P4). A charge too large for any balance waits for a full bucket.
+    """
+    return max(minimum, charge if is_quota else min(charge - debt_max, capacity))
+
+
 def wait_us(*, balance: float, need: float, rate: float, capacity: float) -> float:
     """How long until a rate bucket will hold what is needed, if nobody else asks; infinite if it never will."""
     if balance >= need:

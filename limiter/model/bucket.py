@@ -21,6 +21,9 @@ IDLE_TTL_MS = 600_000
 
 TTL_MAX_MS = 366 * 86_400_000
 
+RATE_MAX = 2.0**53
+BURST_MAX_S = 1e6
+
 OCTAVES = 18
 OCTAVE_MIN = -2
 STEPS = 4
@@ -63,28 +66,28 @@ class Params:
     window_start_us: int = 0
     window_end_us: int = 0
 
+    # Derived, because asking an enum for each request is dear.
+    is_quota: bool = field(init=False, repr=False, compare=False)
+    """A limit over a calendar window instead of a rate (P4)."""
+    counts_requests: bool = field(init=False, repr=False, compare=False)
+    """One token a request, whatever its work (R)."""
+    is_shadow: bool = field(init=False, repr=False, compare=False)
+    """Counts and reports, refuses nothing (P11)."""
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_quota", Flags.QUOTA in self.flags)
+        object.__setattr__(self, "counts_requests", Flags.COUNTS_REQUESTS in self.flags)
+        object.__setattr__(self, "is_shadow", Flags.SHADOW in self.flags)
         for name in ("committed", "rate", "burst_s", "debt_max", "stop_debt"):
             assert getattr(self, name) >= 0, name
         for name in ("committed", "rate", "capacity", "burst_s", "debt_max", "settle_threshold"):
             assert math.isfinite(getattr(self, name)), name
+        for name in ("committed", "rate", "capacity", "debt_max"):
+            assert getattr(self, name) <= RATE_MAX, name
+        assert self.burst_s <= BURST_MAX_S, "burst_s"
+        assert self.is_quota or (self.committed > 0 and self.rate > 0), "rate"
         assert self.capacity > 0 or (self.counts_requests and not self.is_quota), "capacity"
-        assert self.window_end_us > self.window_start_us or not self.is_quota, "window"
-
-    @property
-    def is_quota(self) -> bool:
-        """A limit over a calendar window instead of a rate (P4)."""
-        return Flags.QUOTA in self.flags
-
-    @property
-    def counts_requests(self) -> bool:
-        """One token a request, whatever its work (R)."""
-        return Flags.COUNTS_REQUESTS in self.flags
-
-    @property
-    def is_shadow(self) -> bool:
-        """Counts and reports, refuses nothing (P11)."""
-        return Flags.SHADOW in self.flags
+        assert not self.is_quota or 0 <= self.window_start_us < self.window_end_us < RATE_MAX, "window"
 
     def holds(self, now_us: int) -> bool:
         """Whether a decision at this time may use these parameters: a quota's window must hold it (T4)."""
@@ -201,7 +204,9 @@ def _adopt(record: Record, params: Params) -> None:
         if not params.counts_requests:
             record.rate = params.rate
         elif record.committed != params.committed:
-            record.rate = record.rate * params.committed / record.committed
+            # The cap keeps its proportion to the committed rate.
+            cap = record.rate * params.committed / record.committed
+            record.rate = cap if 0 < cap < RATE_MAX else params.rate
         record.committed = params.committed
         record.capacity = capacity_of(params, record.rate)
     record.balance = min(record.balance, record.capacity)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from limiter.model.admission import needed
 from limiter.model.bucket import Params, Record, advance, collectable, fresh, histogram_step, refill
 from limiter.model.operations import (
     SETTLE_GRACE_US,
@@ -185,7 +186,9 @@ def judge(operation: Acquire, records: Sequence[Record], charges: Sequence[float
             if passed and amount * share > available and not want.params.is_shadow:
                 share = available / amount
         else:
-            passed = record.balance >= (max(need, amount) if want.params.is_quota else need)
+            passed = record.balance >= needed(
+                need, amount, debt_max=record.debt_max, capacity=record.capacity, is_quota=want.params.is_quota
+            )
         verdicts.append(Verdict.PASSED if passed else Verdict.BLOCKED)
     return verdicts, share
 
@@ -232,10 +235,12 @@ def settle_bucket(record: Record, mark: Tombstone, i: int, operation: Settle) ->
     target = operation.work * charge.weight
     record.work_settled += (operation.work - mark.work) * charge.weight
     if not operation.final:
-        if not record.counts_requests and target > mark.accounted[i]:
+        if not record.counts_requests and not charge.in_requests and target > mark.accounted[i]:
             correct(record, mark, i, target, refundable=False)
         return
     _count(record, operation, target)
+    if record.counts_requests != charge.in_requests:
+        return  # the policy counts in another unit since
     if record.counts_requests:
         target = operation.requests
     if within_threshold(record, target - mark.accounted[i], charge.charge):

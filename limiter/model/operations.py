@@ -88,7 +88,7 @@ class BucketAnswer(NamedTuple):
     verdict: Verdict
     balance: float
     charge: float
-    """What was debited; on a refusal or dry run what would have been."""
+    """What was debited, if the verdict is DEBITED; else what would have been."""
     rate: float
     capacity: float
 
@@ -115,6 +115,8 @@ class Charge(NamedTuple):
     weight: float = 1.0
     params: Params | None = None
     """The policy's terms now, to restore a bucket that was forgotten while idle; None if the policy is gone."""
+    in_requests: bool = False
+    """Whether the charge is a number of requests, not of units of work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
+from binascii import b2a_base64
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
@@ -22,9 +23,10 @@ ID_SIZE = 12
 TOKEN_MAX = 131_072
 
 _VERSION = 1
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _TAG_SIZE = 16
 _HEAD = Struct(f"<B{ID_SIZE}sQQdHBH")
-_CHARGE = Struct("<ddB")
+_CHARGE = Struct("<dd?B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +51,14 @@ class Signer:
     """Turns reservations into tokens and back."""
 
     def __init__(self, secret: bytes) -> None:
-        self._key = blake2b(secret, digest_size=32, person=b"hg-reservation").digest()
+        key = blake2b(secret, digest_size=32, person=b"hg-reservation").digest()
+        # Keyed once: a copy costs less than a new start.
+        self._keyed = blake2b(key=key, digest_size=_TAG_SIZE)
 
     def sign(self, reservation: Reservation) -> str:
         """The token to hand to the caller."""
         payload = _pack(reservation)
-        return urlsafe_b64encode(payload + self._tag(payload)).rstrip(b"=").decode()
+        return _encode(payload + self._tag(payload))
 
     def open(self, token: str) -> Reservation | None:
         """The reservation in a token of ours; None for anything else."""
@@ -65,12 +69,18 @@ class Signer:
         except (UnicodeEncodeError, BinasciiError):
             return None
         payload, tag = raw[:-_TAG_SIZE], raw[-_TAG_SIZE:]
-        if not compare_digest(self._tag(payload), tag) or urlsafe_b64encode(raw).rstrip(b"=") != token.encode():
+        if not compare_digest(self._tag(payload), tag) or _encode(raw) != token:
             return None  # the second test: one reservation has one spelling
         return _unpack(payload)
 
     def _tag(self, payload: bytes) -> bytes:
-        return blake2b(payload, key=self._key, digest_size=_TAG_SIZE).digest()
+        keyed = self._keyed.copy()
+        keyed.update(payload)
+        return keyed.digest()
+
+
+def _encode(raw: bytes) -> str:
+    return b2a_base64(raw, newline=False).translate(_URL_SAFE, b"=").decode()
 
 
 def _pack(reservation: Reservation) -> bytes:
@@ -90,7 +100,7 @@ def _pack(reservation: Reservation) -> bytes:
     ]
     for charge in reservation.charges:
         bucket = charge.bucket.encode()
-        parts += (_CHARGE.pack(charge.charge, charge.weight, len(bucket)), bucket)
+        parts += (_CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(bucket)), bucket)
     return b"".join(parts)
 
 
@@ -106,9 +116,9 @@ def _unpack(payload: bytes) -> Reservation | None:
     namespace = payload[_HEAD.size : at].decode("utf-8", "surrogatepass")
     charges = []
     for _ in range(count):
-        charge, weight, size = _CHARGE.unpack_from(payload, at)
+        charge, weight, in_requests, size = _CHARGE.unpack_from(payload, at)
         at += _CHARGE.size
-        charges.append(Charge(payload[at : at + size].decode(), charge, weight))
+        charges.append(Charge(payload[at : at + size].decode(), charge, weight, in_requests=in_requests))
         at += size
     return Reservation(
         id=id_,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
+import time
 from collections.abc import Callable
 
 from limiter.model.operations import Acquire, AcquireAnswer, AcquireStatus, Settle, SettleAnswer
@@ -15,6 +14,7 @@ from limiter.store.scripts import AcquireScript, SettleScript
 
 BUCKETS_PER_OPERATION_MAX = 255
 FINGERPRINT_SIZE = 16
+AMOUNT_MAX = 2.0**53
 
 
 class Buckets:
@@ -38,11 +38,13 @@ class Buckets:
         The node only guesses that time. Where a quota's window has turned meanwhile, or nothing is known yet, the
         script says so and does nothing, and the operation is made anew for the time in the answer (P4, T4).
         """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        answer = await self.acquire(slot, plan(self.clock.now_us()), timeout_s=timeout_s)
+        began_s = time.monotonic()
+        operation = plan(self.clock.now_us())
+        _check_acquire(operation)
+        answer = await self._acquires.run(slot, operation, timeout_s=timeout_s)
         if answer.status is AcquireStatus.WINDOW:
-            answer = await self.acquire(slot, plan(answer.now_us), timeout_s=deadline_s - loop.time())
+            left_s = timeout_s - (time.monotonic() - began_s)
+            answer = await self.acquire(slot, plan(answer.now_us), timeout_s=left_s)
         return answer
 
     async def settle(self, slot: Slot, operation: Settle, *, timeout_s: float) -> SettleAnswer:
@@ -60,14 +62,21 @@ class Buckets:
 
 
 def _check_acquire(operation: Acquire) -> None:
-    if not 1 <= len(operation.wants) <= BUCKETS_PER_OPERATION_MAX:
-        raise ValueError(f"an acquire takes 1 to {BUCKETS_PER_OPERATION_MAX} buckets, not {len(operation.wants)}")
+    count = len(operation.wants)
+    if not 1 <= count <= BUCKETS_PER_OPERATION_MAX:
+        raise ValueError(f"an acquire takes 1 to {BUCKETS_PER_OPERATION_MAX} buckets, not {count}")
+    if count > 1 and len({want.bucket for want in operation.wants}) < count:
+        raise ValueError("an acquire takes each bucket once")
     for want in operation.wants:
-        if not (math.isfinite(want.charge) and want.charge >= 0 and math.isfinite(want.minimum)):
-            raise ValueError(f"{want.bucket}: charge and minimum must be finite, and the charge not negative")
-    if not 0 < operation.requests < math.inf:
+        if not (0 <= want.charge <= AMOUNT_MAX and -AMOUNT_MAX <= want.minimum <= AMOUNT_MAX and want.bucket.isascii()):
+            raise ValueError(f"{want.bucket!r}: a bad name, charge {want.charge} or minimum {want.minimum}")
+    if not 0 < operation.requests <= AMOUNT_MAX:
         raise ValueError(f"requests must be positive, not {operation.requests}")
-    if operation.idempotency is not None and len(operation.idempotency.fingerprint) != FINGERPRINT_SIZE:
+    if operation.idempotency is None:
+        return
+    if operation.dry_run:
+        raise ValueError("a dry run takes no idempotency key: it decides nothing that could be repeated")
+    if len(operation.idempotency.fingerprint) != FINGERPRINT_SIZE:
         raise ValueError(f"a fingerprint has {FINGERPRINT_SIZE} bytes")
 
 
@@ -75,7 +84,9 @@ def _check_settle(operation: Settle) -> None:
     if not 1 <= len(operation.charges) <= BUCKETS_PER_OPERATION_MAX:
         raise ValueError(f"a settle takes 1 to {BUCKETS_PER_OPERATION_MAX} buckets, not {len(operation.charges)}")
     for charge in operation.charges:
-        if not (math.isfinite(operation.work * charge.weight) and math.isfinite(charge.charge)):
-            raise ValueError(f"{charge.bucket}: work, weight and charge must be finite")
-    if not (operation.work >= 0 and 0 <= operation.requests < math.inf):
-        raise ValueError("work and requests must not be negative")
+        if not (0 <= charge.charge <= AMOUNT_MAX and 0 <= charge.weight <= AMOUNT_MAX and charge.bucket.isascii()):
+            raise ValueError(f"{charge.bucket!r}: a bad name, charge {charge.charge} or weight {charge.weight}")
+    if not (0 <= operation.work <= AMOUNT_MAX and 0 <= operation.requests <= AMOUNT_MAX):
+        raise ValueError(f"a bad amount of work {operation.work} or requests {operation.requests}")
+    if not (0 < operation.acquired_us <= operation.deadline_us < AMOUNT_MAX and operation.reservation.isascii()):
+        raise ValueError(f"{operation.reservation!r}: a bad name, time or deadline")

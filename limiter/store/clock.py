@@ -25,6 +25,10 @@ class StoreClock:
         """Whether any reply has come yet."""
         return self._offset_us is not None
 
+    def guess_us(self) -> int:
+        """The store's time, or before the first reply this node's own: for decisions without a store."""
+        return self.now_us() or time.time_ns() // 1000
+
     def now_us(self) -> int:
         """The store's time, or 0 before the first reply."""
         return 0 if self._offset_us is None else time.monotonic_ns() // 1000 + self._offset_us

@@ -1,6 +1,7 @@
 """Connecting to the store by URL, behind one small face, and finding out whether it can serve (S13)."""
 
 import struct
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -38,6 +39,14 @@ class Link(Protocol):
 
         Raises `StoreRefused` if it certainly did not run, `StoreUnavailable` if it may have, and redis-py's
         `ResponseError` (`NoScriptError` among them) as the server answered it. Takes at most `timeout_s`.
+        """
+        ...
+
+    def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
+        """What is published on `channel`, over a connection of its own: an empty message once that stands, then each.
+
+        Ends only by raising `StoreUnavailable` or `ResponseError`. Close it (`contextlib.aclosing`) to stop. Messages
+        can get lost on the way: whoever listens must also look for himself now and then.
         """
         ...
 

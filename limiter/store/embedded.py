@@ -202,6 +202,10 @@ class EmbeddedStore:
                 self._process = await self._spawn()
             except (OSError, StoreError) as error:
                 log.error("the embedded store cannot be started again: %s", error)
+                continue
+            with suppress(StoreError):  # it ended meanwhile, which the next turn tells
+                self._facts = await self._ready()
+                log.info("the embedded store is back")
 
     def _log_tail(self, lines: int = 10) -> str:
         try:

@@ -4,6 +4,8 @@
     hg:{…}:r:<id>    tombstone of a reservation       hg:{…}:i:<digest>   decision under an idempotency key
     hg:{…}:f:<id>    reply of a batched call          hg:{…}:sampling, hg:{…}:touched   for the controller
     hg:secret        what reservations are signed with
+    hg:{policies}:…  current: the policies, audit: who changed what, h:<entry>: what an entry was before
+    hg:{nodes}       when each node was last seen
 
 The braces are a hash tag: all that one acquire touches lives in one slot. Text from clients is written with the
 letters, digits and `._-`; everything else is percent-encoded, what is long becomes a digest behind a `~`, and what
@@ -12,6 +14,7 @@ is absent a `!`: so no two descriptors share a key, and none can move a slot (N1
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,6 +23,21 @@ from urllib.parse import quote
 SECRET = b"hg:secret"
 PROBE = b"hg:{probe}"
 """Nothing is kept here: it only chooses whom a probe asks."""
+
+POLICIES = b"hg:{policies}:"
+"""What every key of the policy store begins with; no namespace's slot is called so."""
+
+POLICIES_CURRENT = POLICIES + b"current"
+"""All policies and namespaces in force, and the revision of the whole."""
+
+POLICIES_AUDIT = POLICIES + b"audit"
+"""Who changed which of them, newest first."""
+
+POLICIES_CHANNEL = POLICIES + b"changed"
+"""Where each new revision is published."""
+
+NODES = b"hg:{nodes}"
+"""The nodes that live, by the store's time (us) when they were last seen."""
 
 ACL = "~hg:* &hg:*"
 """What a store user must be allowed to touch."""
@@ -31,13 +49,14 @@ NAME_MAX = 200
 """Longest bucket name that stands as it is."""
 
 _ABSENT = "!"
+_PLAIN = re.compile(rf"[A-Za-z0-9._-]{{0,{TEXT_MAX}}}")
 
 
 def encode(text: str | None) -> str:
     """Write client text so that it cannot end early, reach into a neighbour or grow without bound."""
     if text is None:
         return _ABSENT
-    if text.isascii() and text.isalnum() and len(text) <= TEXT_MAX:
+    if _PLAIN.fullmatch(text):
         return text
     raw = text.encode("utf-8", "surrogatepass")
     # quote() leaves "~" alone, but here it announces a digest.
@@ -96,6 +115,11 @@ def sampling(prefix: bytes) -> bytes:
 def touched(prefix: bytes) -> bytes:
     """The buckets changed since the last sampling."""
     return prefix + b"touched"
+
+
+def policy_history(entry: str) -> bytes:
+    """What one entry of the policy store was before, newest first."""
+    return POLICIES + b"h:" + entry.encode()
 
 
 def _digest(raw: bytes) -> str:

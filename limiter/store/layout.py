@@ -39,7 +39,7 @@ _REPLAYED = Struct("<I")
 _MEMO = Struct("<dI")
 
 _SETTLE = Struct("<HBBdddddd")
-_CHARGE = Struct("<Hdd")
+_CHARGE = Struct("<HBdd")
 _SETTLED = Struct("<BBBd")
 _BUCKET_SETTLED = Struct("<Bddddd")
 _TOMBSTONE = Struct("<BBd")
@@ -195,8 +195,8 @@ def pack_settles(operations: Sequence[Settle], terms: Terms, tombstones: dict[st
                 operation.deadline_us,
             )
         )
-        for bucket, charge, weight, params in operation.charges:
-            parts.append(_CHARGE.pack(terms.number(bucket, params), charge, weight))
+        for bucket, charge, weight, params, in_requests in operation.charges:
+            parts.append(_CHARGE.pack(terms.number(bucket, params), in_requests, charge, weight))
     return b"".join(parts)
 
 

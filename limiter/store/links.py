@@ -5,8 +5,8 @@ that nothing was executed; after anything that looks like a failover the way is 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from typing import Any
 
 from redis.asyncio.connection import (
@@ -31,6 +31,7 @@ from limiter.store.urls import Address, Target, UrlError
 
 LOOKUP_TIMEOUT_S = 0.25  # for one sentinel or cluster node to tell where things are
 LOOKUP_PAUSE_S = 0.1  # between one look-up and the next
+LISTEN_TIMEOUT_S = 1.0  # to find whom to listen to
 MAX_REDIRECTS = 5
 
 
@@ -91,6 +92,10 @@ class ServerLink:
             return await self._node.call(pack(*command), deadline_s=_deadline_s(timeout_s))
         except AskError as error:
             raise _cluster_found(self._node) from error
+
+    def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
+        """What is published on a channel; see `Link`."""
+        return self._node.listen(channel)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -176,6 +181,18 @@ class SentinelLink:
             self._lookup.start()
             raise
 
+    async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
+        """What is published on a channel; see `Link`."""
+        primary = await self._find_primary(LISTEN_TIMEOUT_S, _deadline_s(LISTEN_TIMEOUT_S))
+        try:
+            async with aclosing(primary.listen(channel)) as messages:
+                async for message in messages:
+                    yield message
+        except StoreUnavailable:
+            self._suspect = True
+            self._lookup.start()
+            raise
+
     async def _find_primary(self, timeout_s: float, deadline_s: float) -> Node:
         if self._primary is None:
             await self._lookup.wait(deadline_s=deadline_s)
@@ -250,6 +267,17 @@ class ClusterLink:
                 self._lookup.start()
                 raise
         raise StoreRefused(f"redirected {MAX_REDIRECTS} times, last to {address[0]}:{address[1]}")
+
+    async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
+        """What is published on a channel; see `Link`. Every node hears of it; the one of the name's slot tells us."""
+        address = await self._find_owner(key_slot(channel), _deadline_s(LISTEN_TIMEOUT_S))
+        try:
+            async with aclosing(self._node(address).listen(channel)) as messages:
+                async for message in messages:
+                    yield message
+        except StoreUnavailable:
+            self._lookup.start()
+            raise
 
     async def _find_owner(self, slot: int, deadline_s: float) -> Address:
         if (address := self._slots[slot]) is None:

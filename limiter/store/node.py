@@ -1,8 +1,7 @@
 """One server and our connections to it.
 
-Works on redis-py's `Connection`, beneath its client and pools: measured over a unix socket with 64 keys and
-256 arguments, a call takes half the CPU of `Redis.execute_command`, and these promises are easier kept
-without retries, health checks and metrics in between:
+Works on redis-py's `Connection`, beneath its client and pools, which costs a large call much less time, and these
+promises are easier kept without retries, health checks and metrics in between:
 
 * a command is written at most once, and never after its deadline;
 * a connection whose reply was not read to the end, for whatever reason, is closed, never used again (R16);
@@ -10,7 +9,8 @@ without retries, health checks and metrics in between:
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import hiredis
@@ -29,6 +29,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
 
 Argument = bytes | str | int | float
+
+LISTEN_PING_S = 2.0
+"""A subscription this silent is asked whether it still stands, and given up if it does not say so in as long."""
 
 # Answers that mean "not now", given before anything was executed.
 TURNED_AWAY = (BusyLoadingError, ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
@@ -53,6 +56,7 @@ class Node:
         self._permits = asyncio.Semaphore(max_connections)
         self._idle: list[AbstractConnection] = []
         self._connecting: set[asyncio.Task[AbstractConnection]] = set()
+        self._listening: set[AbstractConnection] = set()
         self._generation = 0
         self._closed = False
 
@@ -147,6 +151,27 @@ class Node:
             self._idle.append(connected.result())
         self._permits.release()
 
+    async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
+        """Subscribe over a connection of its own; an empty message once that stands, then each one published."""
+        if self._closed:
+            raise StoreRefused(f"the link to {self.where} is closed")
+        connection = self._new_connection()
+        self._listening.add(connection)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.send_packed_command(pack("SUBSCRIBE", channel), check_health=False)
+            async with aclosing(_pushed(connection)) as pushed:
+                async for kind, content in pushed:
+                    if kind in (b"subscribe", b"message"):
+                        yield content if kind == b"message" else b""
+        except ResponseError:
+            raise
+        except (RedisError, OSError) as error:
+            raise StoreUnavailable(f"{self.where}: {error}") from error
+        finally:
+            self._listening.discard(connection)
+            await connection.disconnect(nowait=True)
+
     async def drop(self) -> None:
         """Forget all connections: idle ones now, others after their reply. Later calls connect anew."""
         self._generation += 1
@@ -160,6 +185,8 @@ class Node:
         for connecting in list(self._connecting):
             connecting.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
+        for connection in list(self._listening):
+            await connection.disconnect(nowait=True)
         await self.drop()
 
 
@@ -167,6 +194,21 @@ def was_closed(task: asyncio.Task[Any]) -> bool:
     """Whether a wait for `task` ended because closing the link cancelled it, and not because we were cancelled."""
     us = asyncio.current_task()
     return task.cancelled() and us is not None and not us.cancelling()
+
+
+async def _pushed(connection: AbstractConnection) -> AsyncGenerator[tuple[bytes, bytes]]:
+    """What comes over a subscribed connection, as kind and content, for as long as it is alive."""
+    asked = False
+    while True:
+        reply: Any = await connection.read_response(timeout=LISTEN_PING_S)
+        if reply is not None:
+            asked = False
+            yield reply[0], reply[-1]
+        elif asked:
+            raise RedisConnectionError("the subscription has fallen silent")
+        else:
+            asked = True
+            await connection.send_packed_command(pack("PING"), check_health=False)
 
 
 async def _read_asking(connection: AbstractConnection) -> None:

@@ -10,8 +10,10 @@ from typing import Generic, Protocol, TypeVar
 
 from limiter.model.bucket import Params
 from limiter.model.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
+from limiter.model.policy_log import Applied, Call
 from limiter.store import keys
 from limiter.store.layout import Terms, pack_acquires, pack_settles, unpack_acquires, unpack_settles
+from limiter.store.policy_layout import pack_changes, pack_head, pack_origin, unpack_applied
 
 _INCLUDE = re.compile(r"^-- #include (lib/\w+\.lua)$", re.MULTILINE)
 
@@ -129,6 +131,34 @@ class SettleScript:
     def answers(self, reply: bytes, operations: Sequence[Settle]) -> list[SettleAnswer]:
         """One answer per settle."""
         return unpack_settles(reply, operations)
+
+
+class PoliciesScript:
+    """Typed face of lua/policies.lua."""
+
+    name = "policies"
+
+    def __init__(self) -> None:
+        self.source = load_source(self.name)
+        self.sha = _sha(self.source)
+
+    def call(self, call_id: bytes, call: Call, *, now_us: int = 0, expires_us: int = 0) -> list[bytes | int]:
+        """Key count, KEYS and ARGV."""
+        return [
+            3 + len(call.changes),
+            keys.reply(keys.POLICIES, call_id),
+            keys.POLICIES_CURRENT,
+            keys.POLICIES_AUDIT,
+            *(keys.policy_history(change.entry) for change in call.changes),
+            pack_head(call, now_us=now_us, expires_us=expires_us),
+            pack_origin(call),
+            pack_changes(call.changes),
+            keys.POLICIES_CHANNEL,
+        ]
+
+    def answer(self, reply: bytes) -> Applied:
+        """What came of it."""
+        return unpack_applied(reply)
 
 
 def _keys(prefix: bytes, flush_id: bytes, terms: Terms, others: list[bytes]) -> list[bytes | int]:

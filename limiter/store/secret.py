@@ -5,6 +5,7 @@ from __future__ import annotations
 from secrets import token_bytes
 
 from limiter.store.connect import Link
+from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import SECRET
 
 SECRET_SIZE = 32
@@ -16,5 +17,7 @@ async def shared_secret(link: Link, configured: str | None, *, timeout_s: float)
         return configured.encode()
     # Whoever comes second finds the first one's.
     await link.call(SECRET, "SET", SECRET, token_bytes(SECRET_SIZE), "NX", timeout_s=timeout_s)
-    secret: bytes = await link.call(SECRET, "GET", SECRET, timeout_s=timeout_s)
+    secret: bytes | None = await link.call(SECRET, "GET", SECRET, timeout_s=timeout_s)
+    if secret is None:
+        raise StoreUnavailable("the store lost the shared secret at once; is it being flushed?")
     return secret

@@ -5,7 +5,7 @@ REPLY_TTL_MS; a call carries an expiry well before that, so a copy that the netw
 reply lives does nothing either. ]]
 
 local REPLY_TTL_MS = 10000
-local TOUCHED_MAX = 65536   -- without a controller the list of touched buckets grows no further
+local TOUCHED_MAX = 65536   -- without a controller the list of touched buckets grows no further, and goes in time
 local DONE, EXPIRED = 1, 2  -- first byte of a reply
 
 local function begin(reply_key, head)
@@ -16,7 +16,10 @@ local function begin(reply_key, head)
     local time = call('TIME')
     now_us = time[1] * 1000000 + time[2]
   end
-  if expires_us > 0 and now_us > expires_us then return pack_struct('<Bd', EXPIRED, now_us) end
+  -- An expiry beyond the life of the reply would be none: whoever set it has the wrong idea of our time.
+  if expires_us > 0 and (now_us > expires_us or expires_us > now_us + REPLY_TTL_MS * 1000) then
+    return pack_struct('<Bd', EXPIRED, now_us)
+  end
   return nil, now_us, bucket_count
 end
 
@@ -60,5 +63,7 @@ local function write_records(records, touched, first, now_us)
   end
   if #listed == 0 then return end
   local length = redis.pcall('RPUSH', KEYS[3], unpack(listed))
-  if type(length) == 'number' and length > TOUCHED_MAX then call('LTRIM', KEYS[3], -TOUCHED_MAX, -1) end
+  if type(length) ~= 'number' then return end
+  if length > TOUCHED_MAX then call('LTRIM', KEYS[3], -TOUCHED_MAX, -1) end
+  call('PEXPIRE', KEYS[3], IDLE_TTL_MS)
 end

@@ -33,6 +33,7 @@ local HISTOGRAM_SIZE = OCTAVES * STEPS * 8
 local STEP_BACK_MAX_US = 1000000     -- a clock this far back waits for the past to catch up; further back re-anchors
 local IDLE_TTL_MS = 600000           -- a bucket is kept at least this long after its last use
 local TTL_MAX_MS = 31622400000       -- and at most 366 days
+local RATE_MAX = 9007199254740992    -- 2^53
 
 local function has(flags, bit_value)
   return flags % (bit_value * 2) >= bit_value
@@ -138,7 +139,9 @@ local function adopt(record, params)
     if not params.counts_requests then
       record[RATE] = params.rate
     elseif record[COMMITTED] ~= params.committed then
-      record[RATE] = record[RATE] * params.committed / record[COMMITTED]
+      -- The cap keeps its proportion to the committed rate.
+      local cap = record[RATE] * params.committed / record[COMMITTED]
+      record[RATE] = (cap > 0 and cap < RATE_MAX) and cap or params.rate
     end
     record[COMMITTED] = params.committed
     record[CAPACITY] = capacity_of(params, record[RATE])

@@ -39,6 +39,7 @@ from tests.support.operations import (
     quota_terms,
     record_of,
     reserve,
+    reserved,
     settle,
     work_terms,
 )
@@ -376,3 +377,21 @@ async def assert_in_step(buckets: Buckets) -> None:
     answers = await asyncio.gather(*fresh)
     assert [answer.buckets[0].capacity for answer in answers] == [1000 + number for number in range(CALLERS)]
     await buckets.drain()
+
+
+async def test_one_caller_s_bad_value_never_spoils_the_batch_for_others(valkey: Server) -> None:
+    """Neither before the call, nor half way through it."""
+    async with node(valkey.url) as buckets:
+        answer = await buckets.acquire(SLOT, caller(0), timeout_s=PATIENT_S)
+        good = reserved(caller(0), answer)
+        bad = [
+            replace(good, reservation="bad", deadline_us=10**22),
+            replace(good, reservation="bad", deadline_us=-1),
+            replace(good, reservation="\udc80"),
+            replace(good, reservation="bad", charges=(good.charges[0]._replace(weight=-1.0),)),
+            replace(good, reservation="bad", charges=(good.charges[0]._replace(bucket="\udc80"),)),
+        ]
+        tasks = [buckets.settle(SLOT, operation, timeout_s=PATIENT_S) for operation in (good, *bad)]
+        first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not isinstance(first, BaseException)
+        assert all(isinstance(other, ValueError) for other in others), others

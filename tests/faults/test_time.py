@@ -167,7 +167,7 @@ async def test_t4_a_wrong_idea_of_the_stores_time_stops_no_call(valkey: Server, 
         assert abs(buckets.clock.now_us() - server_now_us(valkey)) < S_US
 
 
-@pytest.mark.parametrize("rate", [100.0, 1e15, 1e300])
+@pytest.mark.parametrize("rate", [100.0, 1e15, 2.0**53])
 @pytest.mark.parametrize("years", [1, 100])
 def test_t5_after_a_year_idle_a_bucket_is_full_and_no_more(ledger: Decides, rate: float, years: int) -> None:
     terms = work_terms(rate=rate, capacity=50)

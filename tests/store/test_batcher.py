@@ -232,6 +232,8 @@ async def test_whatever_goes_wrong_reaches_everybody_who_waits(buckets: Buckets,
         async def call(self, *_: object, timeout_s: float) -> Any:
             raise ResponseError("ERR something new")
 
+        def listen(self, channel: bytes) -> Any: ...
+
         async def aclose(self) -> None: ...
 
     working, link._link = link._link, Broken()
@@ -274,5 +276,5 @@ async def test_a_settle_that_would_spoil_a_batch_never_joins_one(
     buckets: Buckets, charges: tuple[Charge, ...], work: float
 ) -> None:
     wrong = Settle(reservation="r1", charges=charges, work=work, acquired_us=0, deadline_us=2**52)
-    with pytest.raises(ValueError, match=r"settle|work"):
+    with pytest.raises(ValueError, match=r"settle|work|weight"):
         await buckets.settle(SLOT, wrong, timeout_s=PATIENT_S)

@@ -89,7 +89,7 @@ async def test_what_it_stored_is_there_after_a_stop_in_order(tmp_path: Path) -> 
         assert not runs(pid)
 
 
-async def test_a_killed_child_is_started_again_with_everything_acknowledged(tmp_path: Path) -> None:
+async def test_s12_a_killed_child_is_started_again_with_everything_acknowledged(tmp_path: Path) -> None:
     """S12"""
     async with EmbeddedStore(tmp_path) as store, linked(store) as link:
         for _ in range(100):
@@ -121,7 +121,7 @@ async def test_a_child_that_keeps_dying_is_started_again_ever_more_slowly(
     assert pauses == [0.1, 0.2, 0.4]
 
 
-def test_no_orphan_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
+def test_s12_no_orphan_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
     """S12"""
     with holder(tmp_path) as (process, store_pid):
         assert runs(store_pid)
@@ -130,7 +130,7 @@ def test_no_orphan_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_no_orphan_is_left_where_the_kernel_does_not_help(tmp_path: Path) -> None:
+def test_s12_no_orphan_is_left_where_the_kernel_does_not_help(tmp_path: Path) -> None:
     """S12: the watcher that stands in for PR_SET_PDEATHSIG on other systems, tried here."""
     launcher = tmp_path / "launch.py"
     source = Path(str(launch.__file__)).read_text()
@@ -149,7 +149,7 @@ def test_no_orphan_is_left_where_the_kernel_does_not_help(tmp_path: Path) -> Non
     eventually(lambda: not runs(child), what="the program ends with its starter")
 
 
-async def test_a_second_instance_refuses_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_s12_a_second_instance_refuses_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S12"""
     monkeypatch.setattr(embedded, "LOCK_WAIT_S", 0.1)
     with holder(tmp_path) as (process, store_pid):

@@ -140,7 +140,7 @@ class History(RuleBasedStateMachine):
 
     def _reserve(self, operation: Acquire, charges: list[float], verdicts: list[Verdict]) -> None:
         taken = tuple(
-            Charge(want.bucket, charge, 1.0, want.params)
+            Charge(want.bucket, charge, 1.0, want.params, want.params.counts_requests)
             for want, charge, verdict in zip(operation.wants, charges, verdicts, strict=True)
             if verdict is Verdict.DEBITED
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -73,6 +73,10 @@ class Watched:
             return await self._link.call(key, *command, timeout_s=timeout_s)
         finally:
             self.in_flight -= 1
+
+    def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
+        """What is published on a channel."""
+        return self._link.listen(channel)
 
     async def aclose(self) -> None:
         """Close all connections."""

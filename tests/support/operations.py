@@ -81,7 +81,7 @@ def reserved(operation: Acquire, answer: AcquireAnswer, *, name: str = "r1", ttl
     return Settle(
         reservation=name,
         charges=tuple(
-            Charge(want.bucket, found.charge, 1.0, want.params)
+            Charge(want.bucket, found.charge, 1.0, want.params, want.params.counts_requests)
             for want, found in zip(operation.wants, answer.buckets, strict=True)
             if found.verdict is Verdict.DEBITED
         ),

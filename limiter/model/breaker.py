@@ -1,0 +1,51 @@
+"""A circuit breaker: when the store fails again and again, ask it less.
+
+closed      ask it
+open        do not, until the pause is over; pauses double from PAUSE_MIN_S to PAUSE_MAX_S, each ± half by a draw
+probing     one asks, the others do not; its success closes, its failure opens again
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FAILURES_MAX = 5
+PAUSE_MIN_S = 0.1
+PAUSE_MAX_S = 2.0
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Time and draws are arguments."""
+
+    failures: int = 0
+    pause_s: float = PAUSE_MIN_S
+    open_until_s: float = 0.0
+    is_open: bool = False
+    is_probing: bool = False
+
+    def allows(self, now_s: float) -> bool:
+        """Whether to ask the store now. Who is allowed while it is open probes for all."""
+        if not self.is_open:
+            return True
+        if self.is_probing or now_s < self.open_until_s:
+            return False
+        self.is_probing = True
+        return True
+
+    def succeed(self) -> None:
+        """The store answered."""
+        if self.failures or self.is_open:
+            self.failures, self.is_open, self.is_probing, self.pause_s = 0, False, False, PAUSE_MIN_S
+
+    def fail(self, now_s: float, draw: float) -> None:
+        """It did not; `draw` in [0, 1) spreads the probes of many nodes."""
+        self.failures += 1
+        if self.is_open and not self.is_probing:
+            return  # one that was under way when it opened
+        if self.is_probing:
+            self.pause_s = min(2 * self.pause_s, PAUSE_MAX_S)
+        elif self.failures < FAILURES_MAX:
+            return
+        self.is_open, self.is_probing = True, False
+        self.open_until_s = now_s + self.pause_s * (0.5 + draw)

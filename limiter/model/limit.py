@@ -1,0 +1,164 @@
+"""A policy resolved to numbers: what the hot path goes by.
+
+charge   = the caller's estimate · weight, or the policy's charge · weight, or what was learned (W4, W12)
+minimum  = the policy's, moved by the reserve of the request's class (W11)
+share    = the part of the limit that one partition, or one node on its own, holds
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+from limiter.model import quantity
+from limiter.model.admission import class_minimum
+from limiter.model.bucket import Flags, Params
+from limiter.model.period import window_us
+from limiter.model.policy import Criticality, Mechanism, OnStoreFailure, Policy, rate_per_s
+
+LEARNED_START = 1.0
+"""What a learned charge begins with, before anything was learned."""
+
+
+class Limit:
+    """One policy, ready to be asked. Without I/O and without a clock: a quota's window is for a given time."""
+
+    __slots__ = (
+        "charge", "group", "learned", "match", "mechanism", "minimums", "name", "on_store_failure", "per",
+        "period", "shadow", "terms", "weights", "zone",
+    )  # fmt: skip
+
+    def __init__(self, policy: Policy, *, share: float = 1.0) -> None:
+        self.name = policy.name
+        self.match: Mapping[str, str | None] = policy.match
+        self.group = policy.group
+        self.per = tuple(policy.per)
+        self.shadow = policy.shadow
+        self.on_store_failure: OnStoreFailure = policy.on_store_failure
+        self.period = policy.quota.period if policy.quota else None
+        self.zone = ZoneInfo(policy.quota.timezone) if policy.quota else None
+        self.mechanism: Literal["work", "requests", "quota"] = "quota" if policy.quota else _mechanism(policy)
+        self.learned = policy.charge == "learned"
+        self.charge = LEARNED_START if policy.charge == "learned" else policy.charge
+        self.weights = {name: dict(table) for name, table in policy.weights.items()}
+        whole = _terms(policy)
+        self.terms = scaled(whole, share)
+        self.minimums = _minimums(policy, self.terms)
+
+    def weight(self, descriptor: Mapping[str, str]) -> float:
+        """How many units of this limit one unit of work is; what is not listed weighs 1."""
+        weight = 1.0
+        for name, table in self.weights.items():
+            weight *= table.get(descriptor.get(name, ""), 1.0)
+        return weight
+
+    def params(self, now_us: int) -> Params:
+        """The terms at a time."""
+        if self.period is None or self.zone is None:
+            return self.terms
+        start_us, end_us = window_us(now_us, self.period, self.zone)
+        if (start_us, end_us) != (self.terms.window_start_us, self.terms.window_end_us):
+            # Kept: the same window is asked for until it ends.
+            self.terms = replace(self.terms, window_start_us=start_us, window_end_us=end_us)
+        return self.terms
+
+
+def scaled(terms: Params, share: float) -> Params:
+    """The same limit for somebody who holds only a share of it."""
+    if share == 1.0:
+        return terms
+    return replace(
+        terms,
+        committed=terms.committed * share,
+        rate=terms.rate * share,
+        capacity=terms.capacity * share,
+        debt_max=terms.debt_max * share,
+        stop_debt=terms.stop_debt * share,
+    )
+
+
+def _mechanism(policy: Policy) -> Literal["work", "requests"]:
+    return "requests" if policy.mechanism is Mechanism.REQUESTS else "work"
+
+
+def _terms(policy: Policy) -> Params:
+    flags = Flags.SHADOW if policy.shadow else Flags.NONE
+    if policy.quota is not None:
+        return _quota_terms(policy, flags)
+    assert policy.rate is not None
+    rate = rate_per_s(policy.rate)
+    debt_max = quantity.units("60s" if policy.max_debt is None else policy.max_debt, rate=rate)
+    stop_debt = math.inf if policy.stop_debt is None else quantity.units(policy.stop_debt, rate=rate)
+    terms = Params(
+        flags=flags,
+        committed=rate,
+        rate=rate,
+        capacity=quantity.units(policy.capacity, rate=rate),
+        debt_max=debt_max,
+        stop_debt=stop_debt,
+        settle_threshold=_threshold(policy),
+    )
+    if policy.mechanism is Mechanism.WORK:
+        return terms
+    burst, burst_s = _burst(policy.burst)
+    flags |= Flags.COUNTS_REQUESTS
+    return replace(terms, flags=flags, rate=_initial_cap(policy, rate), capacity=burst, burst_s=burst_s)
+
+
+def _quota_terms(policy: Policy, flags: Flags) -> Params:
+    assert policy.quota is not None
+    limit = policy.quota.work or policy.quota.requests
+    assert limit is not None
+    flags |= Flags.QUOTA | (Flags.COUNTS_REQUESTS if policy.quota.requests else Flags.NONE)
+    # A quota's debt and stop may be given as shares of the quota.
+    return Params(
+        flags=flags,
+        capacity=limit,
+        debt_max=limit if policy.max_debt is None else quantity.units(policy.max_debt, rate=limit),
+        stop_debt=math.inf if policy.stop_debt is None else quantity.units(policy.stop_debt, rate=limit),
+        settle_threshold=_threshold(policy),
+        window_end_us=1,
+    )
+
+
+def _burst(burst: float | str) -> tuple[float, float]:
+    """Fixed tokens, and seconds of the cap (R7)."""
+    number, unit = quantity.parse(burst)
+    return (number, 0.0) if unit == "" else (0.0, quantity.units(burst, rate=1.0))
+
+
+def _initial_cap(policy: Policy, rate: float) -> float:
+    """R6: `C`, `C/F`, a share of C, or requests a second."""
+    initial = policy.steering.initial
+    if initial == "C":
+        return rate
+    if initial == "C/F":
+        assert policy.max_work is not None
+        return rate / policy.max_work
+    return quantity.units(initial, rate=rate)
+
+
+def _threshold(policy: Policy) -> float:
+    number, unit = quantity.parse(policy.settle_threshold)
+    return -number / 100 if unit == "%" else number
+
+
+def _minimums(policy: Policy, terms: Params) -> dict[Criticality, float]:
+    plain = (0.0 if policy.quota else 1.0) if policy.minimum is None else policy.minimum
+    capacity = max(1.0, terms.capacity + terms.burst_s * terms.rate) if terms.counts_requests else terms.capacity
+    return {
+        criticality: class_minimum(plain, _reserve(policy, criticality, capacity=capacity, rate=terms.rate))
+        for criticality in Criticality
+    }
+
+
+def _reserve(policy: Policy, criticality: Criticality, *, capacity: float, rate: float) -> float | None:
+    """A percentage is of the capacity, a time is at the rate (W11)."""
+    reserve = policy.reserve.get(criticality)
+    if reserve is None:
+        return None
+    number, unit = quantity.parse(reserve)
+    return number * capacity / 100 if unit == "%" else quantity.units(reserve, rate=rate)

@@ -1,0 +1,484 @@
+"""Policies: what is limited, for whom, and by how much.
+
+    policy ── match ──► which descriptors      ── per ──► which buckets      ── the rest ──► the terms of each
+
+Validated here, once, with every error naming policy, field, what was found and what is allowed. Amounts stay as
+people wrote them (`limiter.model.quantity`), so that a policy reads back as it was put; `limiter.model.plan`
+resolves them to numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self, TypeGuard
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from limiter.model import quantity
+from limiter.model.period import Period
+
+NUMBER_MAX = 2.0**53
+DIMENSIONS_MAX = 32
+PARTITIONS_MAX = 1024
+PATTERN_MAX = 256
+DESCRIPTION_MAX = 1000
+SHOWN_MAX = 80
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIMENSION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_RATE = re.compile(
+    r"(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)(?: ?/ ?(?P<unit>s|m|h|d))?", re.IGNORECASE
+)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class Criticality(StrEnum):
+    """How much a request matters, most first (G4)."""
+
+    CRITICAL_PLUS = "critical_plus"
+    CRITICAL = "critical"
+    SHEDDABLE_PLUS = "sheddable_plus"
+    SHEDDABLE = "sheddable"
+
+
+class Mechanism(StrEnum):
+    """What a policy's buckets count."""
+
+    WORK = "work"
+    REQUESTS = "requests"
+
+
+class OnStoreFailure(StrEnum):
+    """What to answer while the store cannot (B3)."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    LOCAL = "local"
+
+
+def _refuse(allowed: str, *, field: str = "", found: str = "") -> PydanticCustomError:
+    """What is allowed; where and what was found only if it is not the value at hand."""
+    return PydanticCustomError("refused", "{allowed}", {"allowed": allowed, "field": field, "found": found})
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    # Written so that NaN fails as well.
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= NUMBER_MAX
+
+
+def _is_text(value: object, *, longest: int) -> TypeGuard[str]:
+    """Text that can be written down: half of a surrogate pair cannot."""
+    if not isinstance(value, str) or len(value) > longest:
+        return False
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise _refuse("a name of 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    return value
+
+
+def _dimension(value: object) -> str:
+    if not isinstance(value, str) or not _DIMENSION.fullmatch(value):
+        raise _refuse("the name of a dimension: 1 to 64 letters, digits, '_', '.' or '-', not beginning with a digit")
+    return value
+
+
+def _pattern(value: object) -> str | None:
+    if value is not None and not _is_text(value, longest=PATTERN_MAX):
+        raise _refuse(
+            f"text of at most {PATTERN_MAX} characters (a number in quotes), in which '*' stands for anything, "
+            "or null for a dimension that is absent"
+        )
+    return value
+
+
+def _value(value: object) -> str:
+    if not _is_text(value, longest=PATTERN_MAX):
+        raise _refuse(f"a value of the dimension: text of at most {PATTERN_MAX} characters (a number in quotes)")
+    return value
+
+
+def _description(value: object) -> str:
+    if not _is_text(value, longest=DESCRIPTION_MAX):
+        raise _refuse(f"text of at most {DESCRIPTION_MAX} characters")
+    return value
+
+
+def rate_per_s(value: float | str) -> float:
+    """Units a second, from `100`, `100/s`, `6000/m`, `1000/h` or `5000/d`; NaN if it is none of these."""
+    if isinstance(value, str):
+        match = _RATE.fullmatch(value.strip())
+        return float(match["number"]) / _SECONDS[(match["unit"] or "s").lower()] if match else math.nan
+    return float(value)
+
+
+def _rate(value: object) -> float | str:
+    number = rate_per_s(value) if isinstance(value, str) else value
+    if not (_is_number(number) and number >= _LEAST):
+        raise _refuse("a positive number of units a second, or one with its time: 100/s, 6000/m, 1000/h, 5000/d")
+    return value if isinstance(value, str) else number
+
+
+def _amount(value: object, allowed: str, *, least: float, timeless: bool = False) -> float | str:
+    try:
+        number, unit = quantity.parse(value)  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        raise _refuse(allowed) from None
+    if not least <= number <= NUMBER_MAX or (timeless and unit not in _TIMELESS):
+        raise _refuse(allowed)
+    return value  # type: ignore[return-value]
+
+
+def _capacity(value: object) -> float | str:
+    return _amount(value, f"more than nothing: {quantity.ALLOWED}", least=_LEAST)
+
+
+def _burst(value: object) -> float | str:
+    allowed = "more than nothing: a number of requests (3), a time at the cap (100ms) or a share of a second's (10%)"
+    return _amount(value, allowed, least=_LEAST)
+
+
+def _initial(value: object) -> float | str:
+    if value == "C" or value == "C/F":
+        return value
+    allowed = "'C', 'C/F', a share of the rate (30%) or a positive number of requests a second"
+    return _amount(value, allowed, least=_LEAST, timeless=True)
+
+
+def _debt(value: object) -> float | str:
+    return _amount(value, f"nothing or more: {quantity.ALLOWED}", least=0.0)
+
+
+def _reserve(value: object) -> float | str:
+    allowed = (
+        "a number of units (50), a time at the rate (500ms) or a share of the capacity (50%); below zero to borrow"
+    )
+    return _amount(value, allowed, least=-NUMBER_MAX)
+
+
+def _threshold(value: object) -> float | str:
+    return _amount(value, "a number of units (2) or a share of the charge (10%)", least=0.0, timeless=True)
+
+
+def _positive(value: object) -> float:
+    if not (_is_number(value) and value >= _LEAST):
+        raise _refuse("a positive number")
+    return float(value)
+
+
+def _minimum(value: object) -> float:
+    if not _is_number(value):
+        raise _refuse("a number; below zero to let requests borrow")
+    return float(value)
+
+
+def _charge(value: object) -> float | Literal["learned"]:
+    if value == "learned":
+        return "learned"
+    if not (_is_number(value) and value >= 0):
+        raise _refuse("a number of units, zero or more, or 'learned'")
+    return float(value)
+
+
+def _weight(value: object) -> float:
+    if not (_is_number(value) and value >= 0):
+        raise _refuse("a number, zero or more")
+    return float(value)
+
+
+def _partitions(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= PARTITIONS_MAX:
+        raise _refuse(f"a whole number from 1 to {PARTITIONS_MAX}")
+    return value
+
+
+def _zone(value: object) -> str:
+    try:
+        return ZoneInfo(value).key  # type: ignore[arg-type]
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+        raise _refuse("the name of a time zone, such as UTC or Europe/Berlin") from None
+
+
+def _unique(values: list[str]) -> list[str]:
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise _refuse("each dimension once", found=f"{twice!r} twice")
+    return values
+
+
+_LEAST = 1e-9  # what is smaller would vanish when it is multiplied; nobody means it
+_TIMELESS = ("", "%")
+
+Name = Annotated[str, BeforeValidator(_name)]
+Dimension = Annotated[str, BeforeValidator(_dimension)]
+Pattern = Annotated[str | None, BeforeValidator(_pattern)]
+Value = Annotated[str, BeforeValidator(_value)]
+Description = Annotated[str, BeforeValidator(_description)]
+Rate = Annotated[float | str, BeforeValidator(_rate)]
+Capacity = Annotated[float | str, BeforeValidator(_capacity)]
+Burst = Annotated[float | str, BeforeValidator(_burst)]
+Initial = Annotated[float | str, BeforeValidator(_initial)]
+Debt = Annotated[float | str, BeforeValidator(_debt)]
+Reserve = Annotated[float | str, BeforeValidator(_reserve)]
+Threshold = Annotated[float | str, BeforeValidator(_threshold)]
+Positive = Annotated[float, BeforeValidator(_positive)]
+Minimum = Annotated[float, BeforeValidator(_minimum)]
+Charge = Annotated[float | Literal["learned"], BeforeValidator(_charge)]
+Weight = Annotated[float, BeforeValidator(_weight)]
+Partitions = Annotated[int, BeforeValidator(_partitions)]
+Zone = Annotated[str, BeforeValidator(_zone)]
+Dimensions = Annotated[list[Dimension], Field(max_length=DIMENSIONS_MAX), AfterValidator(_unique)]
+
+
+class _Part(BaseModel):
+    """What is not known is refused; what is kept cannot change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Namespace(_Part):
+    """How a namespace is spread over slots (R9)."""
+
+    partitions: Partitions = 1
+    partition_by: Dimensions = []
+
+
+class Quota(_Part):
+    """An absolute limit over a calendar period (P4): of work, or of requests."""
+
+    work: Positive | None = None
+    requests: Positive | None = None
+    period: Annotated[Period, Field(strict=False)]
+    timezone: Zone = "UTC"
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> Self:
+        if (self.work is None) == (self.requests is None):
+            found = "neither of them" if self.work is None else "both of them"
+            raise _refuse("either work or requests", found=found)
+        return self
+
+
+class Steering(_Part):
+    """How the controller moves the cap of a request bucket (R2–R6)."""
+
+    initial: Initial = "30%"
+    lower_cycles: Positive = 3.0
+    raise_cycles: Positive = 4.0
+    safety: Positive = 1.2
+    floor: Positive = 0.1
+
+
+class Policy(_Part):
+    """One limit: which requests it covers, what splits it into buckets, and how much."""
+
+    name: Name
+    description: Description = ""
+    namespace: Name = "default"
+    match: Annotated[dict[Dimension, Pattern], Field(max_length=DIMENSIONS_MAX)] = {}
+    per: Dimensions = []
+    group: Name | None = None
+    mechanism: Annotated[Mechanism, Field(strict=False)] = Mechanism.WORK
+    rate: Rate | None = None
+    capacity: Capacity = "1s"
+    burst: Burst = "10%"
+    steering: Steering = Steering()
+    minimum: Minimum | None = None
+    charge: Charge = 1.0
+    max_work: Positive | None = None
+    max_debt: Debt | None = None
+    stop_debt: Debt | None = None
+    settle_threshold: Threshold = 0.0
+    reserve: dict[Annotated[Criticality, Field(strict=False)], Reserve] = {}
+    weights: Annotated[dict[Dimension, dict[Value, Weight]], Field(max_length=DIMENSIONS_MAX)] = {}
+    quota: Quota | None = None
+    on_store_failure: Annotated[OnStoreFailure, Field(strict=False)] = OnStoreFailure.LOCAL
+    shadow: bool = False
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.rate is None) == (self.quota is None):
+            found = "neither of them" if self.rate is None else "both of them"
+            raise _refuse("either a rate or a quota", field="rate", found=found)
+        if self.quota is not None:
+            self._fits_a_quota()
+        if self.steering.initial == "C/F" and self.max_work is None:
+            raise _refuse("'C/F' only with max_work, which is F", field="steering.initial", found="'C/F'")
+        return self
+
+    def _fits_a_quota(self) -> None:
+        """A quota has no rate: nothing of it refills, and no time can be worth units."""
+        misplaced = sorted(_OF_A_RATE & self.model_fields_set)
+        if misplaced:
+            found = _show(_written(getattr(self, misplaced[0])))
+            raise _refuse("only beside a rate, not a quota", field=misplaced[0], found=found)
+        amounts = {"max_debt": self.max_debt, "stop_debt": self.stop_debt}
+        amounts |= {f"reserve.{criticality}": amount for criticality, amount in self.reserve.items()}
+        for name, amount in amounts.items():
+            if amount is not None and quantity.parse(amount)[1] not in _TIMELESS:
+                allowed = "with a quota a number of units (50) or a share of the quota (5%)"
+                raise _refuse(allowed, field=name, found=_show(amount))
+
+
+_OF_A_RATE = frozenset({"mechanism", "capacity", "burst", "steering"})
+
+
+class PolicySet(_Part):
+    """Everything that is in force together: a policy file, or what the store holds."""
+
+    namespaces: dict[Name, Namespace] = {}
+    policies: list[Policy] = []
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        seen: set[str] = set()
+        for policy in self.policies:
+            if policy.name in seen:
+                raise _refuse("each name once", field="policies", found=f"the name {policy.name!r} twice")
+            seen.add(policy.name)
+        return self
+
+    def namespace(self, name: str) -> Namespace:
+        """How a namespace is spread; one that nobody spoke of has a single partition."""
+        return self.namespaces.get(name, _SINGLE)
+
+
+_SINGLE = Namespace()
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be used: a line per problem, with policy, field, what was found and what is allowed."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+def read_policy(document: object) -> Policy:
+    """One policy from plain data; PolicyError if it cannot be used."""
+    try:
+        return Policy.model_validate(document)
+    except ValidationError as error:
+        title = _title(document, otherwise="the policy")
+        raise PolicyError(_problem(details, title, Policy) for details in _details(error)) from None
+
+
+def read_namespace(name: str, document: object) -> Namespace:
+    """One namespace from plain data; PolicyError if it cannot be used."""
+    try:
+        return PolicySet.model_validate({"namespaces": {name: document}}).namespaces[name]
+    except ValidationError as error:
+        raise PolicyError(_problem(details, "", PolicySet) for details in _details(error)) from None
+
+
+def read_policy_set(document: object) -> PolicySet:
+    """A whole set from plain data; PolicyError if any part cannot be used."""
+    try:
+        return PolicySet.model_validate(document)
+    except ValidationError as error:
+        raise PolicyError(_problem_in_set(details, document) for details in _details(error)) from None
+
+
+def dump(part: Policy | Namespace) -> dict[str, Any]:
+    """A policy or a namespace as plain data: what was set, as it was written."""
+    return {name: _written(value) for name, value in part.model_dump(mode="json", exclude_unset=True).items()}
+
+
+def _written(value: Any) -> Any:
+    """100 and not 100.0, as people write it."""
+    if isinstance(value, dict):
+        return {name: _written(inner) for name, inner in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _details(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False)
+
+
+def _problem_in_set(details: ErrorDetails, document: object) -> str:
+    match details["loc"]:
+        case ("policies", int() as number, *_):
+            assert isinstance(document, Mapping)
+            title = _title(document["policies"][number], otherwise=f"policy number {number + 1}")
+            return _problem(details, title, Policy, skip=2)
+        case _:
+            return _problem(details, "", PolicySet)
+
+
+def _problem(details: ErrorDetails, title: str, model: type[BaseModel], *, skip: int = 0) -> str:
+    """`policy 'orders-reads', capacity: found '5 parsecs'; allowed: …`."""
+    where = details["loc"][skip:]
+    if where and where[-1] == "[key]":  # what is wrong is a name in the mapping that stands before it
+        where = where[:-2]
+    field = ".".join([*map(_step, where), *filter(None, [details.get("ctx", {}).get("field")])])
+    place = ", ".join(part for part in (title, field) if part) or "the document"
+    if details["type"] == "missing":
+        return f"{place}: found nothing; it is required"
+    if details["type"] == "extra_forbidden":
+        return f"{place}: no such field; allowed: {', '.join(sorted(_fields(model, where[:-1])))}"
+    return f"{place}: found {_found(details)}; allowed: {_allowed(details)}"
+
+
+def _title(document: object, *, otherwise: str) -> str:
+    name = document.get("name") if isinstance(document, Mapping) else None
+    return f"policy {name!r}" if isinstance(name, str) and _NAME.fullmatch(name) else otherwise
+
+
+def _step(part: str | int) -> str:
+    """One part of a field's place; what people wrote there stays on the line."""
+    text = str(part)
+    return text if _DIMENSION.fullmatch(text) or text.isdecimal() else _show(text)
+
+
+def _fields(model: type[BaseModel], where: tuple[str | int, ...]) -> Iterable[str]:
+    """What may stand at a place."""
+    inner: dict[str | int, type[BaseModel]] = {"namespaces": Namespace, "quota": Quota, "steering": Steering}
+    return inner[where[0]].model_fields if where else model.model_fields
+
+
+def _found(details: ErrorDetails) -> str:
+    context = details.get("ctx", {})
+    if details["type"] == "too_long":
+        return str(len(details["input"]))
+    return context.get("found") or _show(details["input"])
+
+
+_INTEGER_SHOWN_MAX = 10**SHOWN_MAX
+
+# What pydantic checks by itself, in words for people who do not know it.
+_WORDS = {
+    "model_type": "a mapping of fields to values",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "bool_type": "true or false",
+}
+
+
+def _allowed(details: ErrorDetails) -> str:
+    context = details.get("ctx", {})
+    if details["type"] == "refused":
+        found = details["input"]
+        beyond = isinstance(found, int | float) and NUMBER_MAX < abs(found) < math.inf
+        return f"{context['allowed']}; at most 2^53" if beyond else str(context["allowed"])
+    if details["type"] == "too_long":
+        return f"at most {context['max_length']} of them"
+    return _WORDS.get(details["type"], str(context.get("expected", details["msg"])))
+
+
+def _show(value: object) -> str:
+    """A value as it stands in a policy file, on one line and not too long."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping | list):
+        return "a list" if isinstance(value, list) else "a mapping"
+    if isinstance(value, int) and abs(value) > _INTEGER_SHOWN_MAX:
+        return "a number beyond all bounds"
+    text = ascii(str(value) if isinstance(value, str) else value)
+    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."

@@ -1,0 +1,158 @@
+"""The stored policies and their history: the reference for `lua/policies.lua`.
+
+A list of changes is applied whole or not at all. Every change that alters something has the revision of its call,
+one above the last; so no revision ever comes twice, not even when an entry is deleted and made again. Time is an
+argument, and so is the name of the store's life: it tells a store that was emptied and filled again (S10) from one
+that merely has few revisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+AUDIT_MAX = 10_000
+"""Changes that are remembered in all."""
+
+HISTORY_MAX = 50
+"""Changes of one entry that are remembered."""
+
+ENTRIES_MAX = 20_000
+"""Policies and namespaces that a store holds."""
+
+CHANGES_MAX = 20_000
+"""Changes in one call."""
+
+ENTRY_BYTES_MAX = 65_536
+
+Action = Literal["put", "delete", "apply", "rollback"]
+ACTIONS: tuple[Action, ...] = ("put", "delete", "apply", "rollback")
+
+ANY = -1
+"""Expected revision of whoever does not care."""
+
+
+class ApplyStatus(IntEnum):
+    """How a call went."""
+
+    APPLIED = 1
+    CONFLICT = 2
+    """An entry has another revision than was expected."""
+    MISSING = 3
+    """An entry to be deleted is not there."""
+    FULL = 4
+    """There would be too many entries."""
+    STALE = 5
+    """The whole has another revision than was expected."""
+
+
+class Change(NamedTuple):
+    """One entry to be put (as text), or deleted (no text)."""
+
+    entry: str
+    text: bytes
+    expected: int = ANY
+    """The entry's revision; 0 = it must not be there."""
+
+
+class Call(NamedTuple):
+    """Changes that belong together, by whom and why."""
+
+    changes: Sequence[Change]
+    who: str
+    action: Action
+    life: bytes
+    """What this life of the store is called, should this call begin it."""
+    expected: int = ANY
+    """The revision of the whole."""
+
+
+class Applied(NamedTuple):
+    """What came of a call: for a conflict, which change met it and the revision it found.
+
+    Where nothing had to change, `found` is the revision that the last entry has kept.
+    """
+
+    status: ApplyStatus
+    revision: int
+    at: int = 0
+    found: int = 0
+
+
+class Entry(NamedTuple):
+    """One entry as it stands."""
+
+    revision: int
+    text: bytes
+
+
+class Logged(NamedTuple):
+    """One change as it is remembered; empty text where there was nothing, or is nothing any more."""
+
+    revision: int
+    when_us: int
+    action: Action
+    who: str
+    entry: str
+    before: bytes
+    after: bytes
+
+
+@dataclass(slots=True)
+class PolicyLog:
+    """Everything the policy store holds."""
+
+    revision: int = 0
+    life: bytes = b""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    audit: list[Logged] = field(default_factory=list)
+    """Newest first."""
+    histories: dict[str, list[Logged]] = field(default_factory=dict)
+
+    def apply(self, call: Call, now_us: int) -> Applied:
+        """Apply all changes or none."""
+        assert len({change.entry for change in call.changes}) == len(call.changes), "an entry changes once a call"
+        refused = self._refusal(call)
+        if refused is not None:
+            return refused
+        altered = [change for change in call.changes if self._text(change.entry) != change.text]
+        if altered:
+            self.revision += 1
+            self.life = self.life or call.life
+        for change in altered:
+            self._alter(change, call, now_us)
+        kept = 0 if altered or not call.changes else self.entries[call.changes[-1].entry].revision
+        return Applied(ApplyStatus.APPLIED, self.revision, found=kept)
+
+    def _refusal(self, call: Call) -> Applied | None:
+        if call.expected not in (ANY, self.revision):
+            return Applied(ApplyStatus.STALE, self.revision)
+        count = len(self.entries)
+        for at, change in enumerate(call.changes):
+            standing = self.entries.get(change.entry)
+            found = standing.revision if standing else 0
+            if change.expected not in (ANY, found):
+                return Applied(ApplyStatus.CONFLICT, self.revision, at, found)
+            if standing is None and not change.text:
+                return Applied(ApplyStatus.MISSING, self.revision, at)
+            count += (standing is None) - (not change.text)
+        return Applied(ApplyStatus.FULL, self.revision) if count > ENTRIES_MAX else None
+
+    def _text(self, entry: str) -> bytes:
+        standing = self.entries.get(entry)
+        return standing.text if standing else b""
+
+    def _alter(self, change: Change, call: Call, now_us: int) -> None:
+        before = self._text(change.entry)
+        if change.text:
+            self.entries[change.entry] = Entry(self.revision, change.text)
+        else:
+            del self.entries[change.entry]
+        logged = Logged(self.revision, now_us, call.action, call.who, change.entry, before, change.text)
+        self.audit.insert(0, logged)
+        del self.audit[AUDIT_MAX:]
+        history = self.histories.setdefault(change.entry, [])
+        history.insert(0, logged)
+        del history[HISTORY_MAX:]

@@ -1,0 +1,137 @@
+"""Looking at live buckets: page by page, bounded in what one page may cost the store."""
+
+from __future__ import annotations
+
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from limiter.model.bucket import Record
+from limiter.store import keys
+from limiter.store.connect import Link
+from limiter.store.keys import Slot
+from limiter.store.layout import unpack_record
+
+SCAN_COUNT = 512
+"""Keys that the store looks at in one step."""
+
+SCANS_MAX = 64
+"""Steps for one page; with few matches among many keys a page may come back short, but with a cursor."""
+
+TIMEOUT_S = 2.0
+
+
+class CursorError(ValueError):
+    """A cursor that we did not give out."""
+
+
+class BucketPage(NamedTuple):
+    """Some of a slot's buckets by name, where to go on (empty: there are no more), and what could not be read."""
+
+    buckets: list[tuple[str, Record]]
+    cursor: str
+    unreadable: list[str]
+
+
+class _Place(NamedTuple):
+    """A step of the scan, and the last name of it that was shown."""
+
+    scan: int = 0
+    after: str = ""
+
+
+async def list_buckets(
+    link: Link,
+    namespace: str,
+    partition: int = 0,
+    *,
+    policy: str | None = None,
+    contains: str = "",
+    cursor: str = "",
+    limit: int = 100,
+    timeout_s: float = TIMEOUT_S,
+) -> BucketPage:
+    """At most `limit` of the buckets in one slot: of one policy, with a text in their name, or all.
+
+    A bucket that lives all the while is shown, one that comes or goes meanwhile may be; now and then one is shown
+    twice. Names are as in the store: client text is percent-encoded in them.
+    """
+    assert limit > 0
+    prefix = keys.bucket(Slot(namespace, partition).prefix, "")
+    place = _open_cursor(cursor)
+    shown: list[tuple[str, Record]] = []
+    unreadable: list[str] = []
+    for _ in range(SCANS_MAX):
+        following, names = await _scan(link, prefix, place.scan, policy, timeout_s)
+        wanted = [name for name in sorted(names) if name > place.after and contains in name]
+        page = wanted[: limit - len(shown) - len(unreadable)]
+        for name, record in await _read(link, prefix, {name: names[name] for name in page}, timeout_s):
+            if isinstance(record, Record):
+                shown.append((name, record))
+            elif record:
+                unreadable.append(name)
+        if len(page) < len(wanted):
+            return BucketPage(shown, _close_cursor(_Place(place.scan, page[-1] if page else place.after)), unreadable)
+        place = _Place(following)
+        if following == 0 or len(shown) + len(unreadable) >= limit:
+            break
+    return BucketPage(shown, _close_cursor(place) if place.scan else "", unreadable)
+
+
+async def _scan(
+    link: Link, prefix: bytes, at: int, policy: str | None, timeout_s: float
+) -> tuple[int, dict[str, bytes]]:
+    """One step: where the next one begins, and the names found, with their keys."""
+    # Nothing of a prefix or an encoded name means anything in a pattern.
+    stem = "" if policy is None else keys.encode(policy)
+    pattern = prefix + stem.encode() + b"*"
+    following, found = await link.call(prefix, "SCAN", at, "MATCH", pattern, "COUNT", SCAN_COUNT, timeout_s=timeout_s)
+    names = {key[len(prefix) :].decode("utf-8", "backslashreplace"): key for key in found}
+    return int(following), {
+        name: key for name, key in names.items() if policy is None or name.partition(":")[0] == stem
+    }
+
+
+async def _read(
+    link: Link, prefix: bytes, names: Mapping[str, bytes], timeout_s: float
+) -> list[tuple[str, Record | bool]]:
+    """Each bucket's record; True for what is there and cannot be read (S11), False for what has gone meanwhile."""
+    if not names:
+        return []
+    raws: list[bytes | None] = await link.call(prefix, "MGET", *names.values(), timeout_s=timeout_s)
+    records: list[tuple[str, Record | bool]] = []
+    for (name, key), raw in zip(names.items(), raws, strict=True):
+        if raw is None:  # gone, or of another type
+            records.append((name, await link.call(prefix, "EXISTS", key, timeout_s=timeout_s) == 1))
+        else:
+            records.append((name, _record(raw) or True))
+    return records
+
+
+def _record(raw: bytes) -> Record | None:
+    """A record that the scripts would take (lua/lib/record.lua), else None."""
+    try:
+        record = unpack_record(raw)
+    except ValueError:
+        return None
+    numbers = (record.balance, record.rate, record.capacity)
+    sound = all(map(math.isfinite, numbers)) and record.balance <= record.capacity and record.capacity > 0
+    return record if sound and record.rate >= 0 and record.updated_us > 0 else None
+
+
+def _close_cursor(place: _Place) -> str:
+    return urlsafe_b64encode(f"{place.scan}:{place.after}".encode()).decode().rstrip("=")
+
+
+def _open_cursor(cursor: str) -> _Place:
+    if not cursor:
+        return _Place()
+    try:
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        scan, colon, after = text.partition(":")
+        if not colon or not scan.isdecimal() or not scan.isascii() or int(scan) >= 2**64:
+            raise ValueError
+    except ValueError:  # binascii's and Unicode's errors are such
+        raise CursorError(f"found {cursor[:80]!a}; allowed: a cursor that the page before came with") from None
+    return _Place(int(scan), after)

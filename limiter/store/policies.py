@@ -1,0 +1,421 @@
+"""Policies as the store keeps them: with revisions, an audit log, and word to every node when they change (P6).
+
+What is put has been validated; what is loaded is validated again, and an entry that does not stand the test is
+reported and left out, so that one damaged policy does not take the others with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from os import urandom
+from typing import Any, Literal, NamedTuple
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, dump, read_namespace, read_policy
+from limiter.model.policy_log import (
+    ANY,
+    CHANGES_MAX,
+    ENTRIES_MAX,
+    ENTRY_BYTES_MAX,
+    Action,
+    Applied,
+    ApplyStatus,
+    Call,
+    Change,
+    Logged,
+)
+from limiter.store import keys
+from limiter.store.batcher import CALL_LIFETIME_US
+from limiter.store.connect import Link
+from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
+from limiter.store.layout import CallExpired
+from limiter.store.policy_layout import REVISION, unpack_entry, unpack_logged
+from limiter.store.scripts import PoliciesScript
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 2.0
+PAUSE_S = 0.02
+"""Between attempts to have a change applied."""
+
+APPLY_ATTEMPTS = 10
+"""For a whole set while others change it too."""
+
+POLL_S = 0.5
+"""How often a node looks for itself: with the notification lost, a change is still in force within a second."""
+
+POLL_TIMEOUT_S = 1.0
+ENTRIES_AT_ONCE = 20
+"""Entries to read before others have their turn: about a millisecond."""
+
+RELISTEN_S = 0.5
+
+Kind = Literal["policy", "namespace"]
+
+
+class RevisionConflict(Exception):
+    """Somebody else was faster (P6): 412."""
+
+    def __init__(self, name: str, found: int) -> None:
+        super().__init__(f"policy {name!r} is at revision {found}" if found else f"there is no policy {name!r}")
+        self.name = name
+        self.found = found
+
+
+class PolicyMissing(Exception):
+    """There is no such policy, or no such revision of it: 404."""
+
+    def __init__(self, name: str, revision: int | None = None) -> None:
+        what = "policy" if revision is None else f"revision {revision} of policy"
+        super().__init__(f"there is no {what} {name!r}")
+        self.name = name
+        self.revision = revision
+
+
+@dataclass(frozen=True)
+class StoredPolicies:
+    """What the store holds. `revision` is of the whole, 0 if nothing was ever put; each policy has its own too."""
+
+    revision: int
+    policies: PolicySet
+    revisions: Mapping[str, int]
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """What had to be left out, and why."""
+    stamp: bytes | None = None
+    """Another one whenever anything is different, even if the store was emptied and filled again meanwhile."""
+
+    def get(self, name: str) -> Policy | None:
+        """One of the policies."""
+        return next((policy for policy in self.policies.policies if policy.name == name), None)
+
+
+class AppliedSet(NamedTuple):
+    """What applying a set came to: the revision of the whole, and the entries that were put or removed."""
+
+    revision: int
+    put: list[str]
+    removed: list[str]
+
+
+class AuditEntry(NamedTuple):
+    """One change: who, when (the store's time), what, and the entry before and after; None where there was none."""
+
+    revision: int
+    when_us: int
+    who: str
+    action: Action
+    kind: Kind
+    name: str
+    before: Any
+    after: Any
+
+
+class PolicyStore:
+    """The policies of one store."""
+
+    def __init__(self, link: Link, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._link = link
+        self._timeout_s = timeout_s
+        self._script = PoliciesScript()
+        self._read: dict[str, tuple[bytes, Policy | Namespace | str]] = {}
+
+    async def load(self) -> StoredPolicies:
+        """All that is in force; what is damaged is told and left out."""
+        stamp, raws = await self._fetch()
+        read = await self._read_all(raws)
+        policies = {name: part for name, (_, part) in read.items() if isinstance(part, Policy)}
+        namespaces = {_name(name): part for name, (_, part) in read.items() if isinstance(part, Namespace)}
+        return StoredPolicies(
+            revision=_revision(stamp),
+            policies=PolicySet.model_construct(
+                namespaces=namespaces, policies=[policies[name] for name in sorted(policies)]
+            ),
+            revisions={policy.name: unpack_entry(raws[name]).revision for name, policy in policies.items()},
+            damaged={_title(name): part for name, (_, part) in read.items() if isinstance(part, str)},
+            stamp=stamp,
+        )
+
+    async def _read_all(self, raws: Mapping[str, bytes]) -> dict[str, tuple[bytes, Policy | Namespace | str]]:
+        """Every entry, read: what has not changed since the last time is known, and requests go on meanwhile."""
+        known, read = self._read, {}
+        for number, (entry, raw) in enumerate(raws.items()):
+            found = known.get(entry)
+            read[entry] = found if found and found[0] == raw else (raw, _read_entry(entry, raw))
+            if number % ENTRIES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._read = read
+        return read
+
+    async def put(self, policy: Policy, *, who: str, expected: int | None = None) -> int:
+        """Put one policy; its revision. `expected` is the revision it replaces: 0 for none, None for any."""
+        return await self._change_one(policy.name, _text(policy), who=who, action="put", expected=expected)
+
+    async def delete(self, name: str, *, who: str, expected: int | None = None) -> int:
+        """Remove one policy; the revision of the removal."""
+        return await self._change_one(name, b"", who=who, action="delete", expected=expected)
+
+    async def rollback(self, name: str, revision: int, *, who: str) -> int:
+        """Put a policy back to what it was at a revision; its new revision. PolicyError if it is valid no more."""
+        for entry in await self.history(name):
+            if entry.revision == revision and entry.after is not None:
+                text = _text(read_policy(entry.after))
+                return await self._change_one(name, text, who=who, action="rollback", expected=None)
+        raise PolicyMissing(name, revision)
+
+    async def apply(self, policy_set: PolicySet, *, who: str, prune: bool = False) -> AppliedSet:
+        """Put all that differ, in one step; with `prune` remove all others. What is the same is not touched."""
+        wanted = {f"p:{policy.name}": _text(policy) for policy in policy_set.policies}
+        wanted |= {f"n:{name}": _text(namespace, name) for name, namespace in policy_set.namespaces.items()}
+        for _ in range(APPLY_ATTEMPTS):
+            stamp, raws = await self._fetch()
+            puts = [Change(entry, text) for entry, text in wanted.items() if _differs(raws.get(entry), text)]
+            removals = [Change(entry, b"") for entry in raws if prune and entry not in wanted]
+            changes = [*puts, *removals]
+            if len(changes) > CHANGES_MAX:
+                raise PolicyError([f"found {len(changes)} changes at once; allowed: at most {CHANGES_MAX}"])
+            if not changes:
+                return AppliedSet(_revision(stamp), [], [])
+            applied = await self._send(changes, who=who, action="apply", expected=_revision(stamp))
+            if applied.status is not ApplyStatus.STALE:
+                _check(applied, changes)
+                return AppliedSet(applied.revision, _names(puts), _names(removals))
+        raise StoreUnavailable("the policies are being changed faster than they can be applied")
+
+    async def history(self, name: str) -> list[AuditEntry]:
+        """What was done to one policy, newest first; PolicyMissing if nothing is known of it."""
+        found = await self._logged(keys.policy_history(f"p:{name}"), 0, -1)
+        if not found:
+            raise PolicyMissing(name)
+        return found
+
+    async def audit(self, limit: int = 100) -> list[AuditEntry]:
+        """What was done to any of them, newest first."""
+        return await self._logged(keys.POLICIES_AUDIT, 0, limit - 1) if limit > 0 else []
+
+    async def watch(self, on_change: Callable[[StoredPolicies], None]) -> None:
+        """Tell what is in force, now and whenever that changes, until cancelled.
+
+        A store that is away is waited for. One that lost its policies (S10) is told of like any other change: its
+        revision is lower than before, or 0.
+        """
+        notified = asyncio.Event()
+        listener = asyncio.create_task(self._listen(notified))
+        watcher = _Watcher(self, on_change)
+        try:
+            while True:
+                notified.clear()
+                await watcher.look()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await notified.wait()
+        finally:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+
+    async def stamp(self) -> bytes | None:
+        """What tells whether anything has changed; cheap to ask for."""
+        stamp: bytes | None = await self._ask("HGET", keys.POLICIES_CURRENT, REVISION, timeout_s=POLL_TIMEOUT_S)
+        return stamp
+
+    async def _listen(self, notified: asyncio.Event) -> None:
+        while True:
+            try:
+                async with aclosing(self._link.listen(keys.POLICIES_CHANNEL)) as messages:
+                    async for _ in messages:
+                        notified.set()
+            except (StoreError, ResponseError) as error:
+                log.debug("not notified of policy changes for now: %s", error)
+            await asyncio.sleep(RELISTEN_S)
+
+    async def _fetch(self) -> tuple[bytes | None, dict[str, bytes]]:
+        """The stamp, and every entry as it is kept."""
+        flat: list[bytes] = await self._ask("HGETALL", keys.POLICIES_CURRENT, timeout_s=self._timeout_s)
+        found = dict(zip(flat[::2], flat[1::2], strict=True))
+        stamp = found.pop(REVISION, None)
+        return stamp, {entry.decode("utf-8", "replace"): raw for entry, raw in found.items()}
+
+    async def _logged(self, key: bytes, first: int, last: int) -> list[AuditEntry]:
+        raws: list[bytes] = await self._ask("LRANGE", key, first, last, timeout_s=self._timeout_s)
+        entries = []
+        for raw in raws:
+            with suppress(ValueError):  # damaged: the others still tell something
+                entries.append(_audit_entry(unpack_logged(raw)))
+        return entries
+
+    async def _ask(self, name: str, key: bytes, *arguments: bytes | int, timeout_s: float) -> Any:
+        try:
+            return await self._link.call(keys.POLICIES, name, key, *arguments, timeout_s=timeout_s)
+        except ResponseError as error:
+            raise _not_ours(error) from error
+
+    async def _change_one(self, name: str, text: bytes, *, who: str, action: Action, expected: int | None) -> int:
+        change = Change(f"p:{name}", text, ANY if expected is None else expected)
+        applied = await self._send([change], who=who, action=action)
+        _check(applied, [change])
+        return applied.found or applied.revision
+
+    async def _send(self, changes: list[Change], *, who: str, action: Action, expected: int = ANY) -> Applied:
+        """Have changes applied once, however often it takes to get the answer (S4)."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._timeout_s
+        call_id = b2a_base64(urandom(12), newline=False)
+        call = Call(changes, who, action, life=call_id[:8], expected=expected)
+        command: tuple[bytes | str, bytes] = ("EVALSHA", self._script.sha)
+        arguments: list[bytes | int] | None = None
+        while True:
+            left_s = max(0.0, deadline_s - loop.time())
+            try:
+                if arguments is None:
+                    arguments = await self._arguments(call_id, call, timeout_s=left_s)
+                reply = await self._link.call(keys.POLICIES, *command, *arguments, timeout_s=left_s / 2)
+                return self._script.answer(reply)
+            except NoScriptError:
+                command = ("EVAL", self._script.source)
+            except CallExpired:
+                arguments = None
+            except StoreOutOfMemory:
+                raise
+            except StoreUnavailable:
+                if deadline_s - loop.time() < PAUSE_S:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+            except ResponseError as error:
+                raise _not_ours(error) from error
+
+    async def _arguments(self, call_id: bytes, call: Call, *, timeout_s: float) -> list[bytes | int]:
+        """KEYS and ARGV, with an expiry by the store's clock: a copy that comes late must do nothing."""
+        seconds, microseconds = await self._link.call(keys.POLICIES, "TIME", timeout_s=timeout_s)
+        expires_us = int(seconds) * 1_000_000 + int(microseconds) + CALL_LIFETIME_US
+        return self._script.call(call_id, call, expires_us=expires_us)
+
+
+class _Watcher:
+    """Knows what was told last, and tells what is new."""
+
+    def __init__(self, store: PolicyStore, on_change: Callable[[StoredPolicies], None]) -> None:
+        self._store = store
+        self._on_change = on_change
+        self._told: StoredPolicies | None = None
+        self._away = False
+
+    async def look(self) -> None:
+        """Look once; a store that does not answer is left for the next time."""
+        try:
+            if self._told is not None and await self._store.stamp() == self._told.stamp:
+                stored = self._told
+            else:
+                stored = await self._store.load()
+        except StoreError as error:
+            if not self._away:
+                log.warning("policies stay as they are while the store does not tell them: %s", error)
+            self._away = True
+            return
+        self._away = False
+        if stored is not self._told:
+            self._told = stored
+            self._tell(stored)
+
+    def _tell(self, stored: StoredPolicies) -> None:
+        for name, problem in stored.damaged.items():
+            log.error("the store's %s is damaged and left out: %s", name, problem)
+        try:
+            self._on_change(stored)
+        except Exception:  # whatever it is, the next change must still be told
+            log.exception("policies of revision %d could not be taken over", stored.revision)
+
+
+def _text(part: Policy | Namespace, name: str = "") -> bytes:
+    """How an entry is kept."""
+    text = json.dumps(dump(part), separators=(",", ":")).encode()
+    if len(text) > ENTRY_BYTES_MAX:
+        title = f"policy {part.name!r}" if isinstance(part, Policy) else f"namespace {name!r}"
+        raise PolicyError([f"{title}: found {len(text)} bytes; allowed: at most {ENTRY_BYTES_MAX} bytes of JSON"])
+    return text
+
+
+def _differs(raw: bytes | None, text: bytes) -> bool:
+    """Whether what is kept is not what is wanted; the order of fields does not matter."""
+    if raw is None:
+        return True
+    try:
+        kept = unpack_entry(raw).text
+        return kept != text and bool(json.loads(kept) != json.loads(text))
+    except (ValueError, RecursionError):
+        return True
+
+
+def _read_entry(entry: str, raw: bytes) -> Policy | Namespace | str:
+    """An entry as it is in force, or what is wrong with it."""
+    try:
+        document = json.loads(unpack_entry(raw).text)
+        if entry.startswith("n:"):
+            return read_namespace(_name(entry), document)
+        policy = read_policy(document)
+        return policy if entry == f"p:{policy.name}" else f"it calls itself {policy.name!r}"
+    except PolicyError as error:
+        return "; ".join(error.problems)
+    except (ValueError, RecursionError) as error:
+        return f"it is no entry of ours ({error})"
+
+
+def _revision(stamp: bytes | None) -> int:
+    """The number at the start of a stamp; what is damaged counts as none, as it does in the script."""
+    number = (stamp or b"").partition(b" ")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def _kind(entry: str) -> Kind:
+    return "namespace" if entry.startswith("n:") else "policy"
+
+
+def _name(entry: str) -> str:
+    return entry.partition(":")[2]
+
+
+def _title(entry: str) -> str:
+    return f"{_kind(entry)} {_name(entry)!r}"
+
+
+def _names(changes: list[Change]) -> list[str]:
+    """Policies by their names, namespaces with their kind."""
+    return [_name(entry) if _kind(entry) == "policy" else _title(entry) for entry, _, _ in changes]
+
+
+def _audit_entry(logged: Logged) -> AuditEntry:
+    kind, name = _kind(logged.entry), _name(logged.entry)
+    before, after = _document(logged.before), _document(logged.after)
+    return AuditEntry(logged.revision, logged.when_us, logged.who, logged.action, kind, name, before, after)
+
+
+def _document(text: bytes) -> Any:
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text.decode("utf-8", "replace")
+
+
+def _check(applied: Applied, changes: list[Change]) -> None:
+    """Raise what a call that was not applied means."""
+    match applied.status:
+        case ApplyStatus.CONFLICT:
+            raise RevisionConflict(_name(changes[applied.at].entry), applied.found)
+        case ApplyStatus.MISSING:
+            raise PolicyMissing(_name(changes[applied.at].entry))
+        case ApplyStatus.FULL:
+            raise PolicyError([f"found more policies than the store holds; allowed: at most {ENTRIES_MAX}"])
+        case _:
+            assert applied.status is ApplyStatus.APPLIED
+
+
+def _not_ours(error: ResponseError) -> StoreError:
+    where = keys.POLICIES_CURRENT.decode()
+    return StoreError(f"the store cannot serve policies ({error}); look at what stands at {where}")

@@ -1,0 +1,97 @@
+#!lua
+--[[ policies: change the stored policies by a list of changes, all of them or none (P6).
+KEYS[1]   reply         string, this call's reply, kept so that a repeat changes nothing
+KEYS[2]   current       hash: 'revision' to the number of the last change and the name of the store's life, and each
+                        entry to its own revision and its text, with a space between
+KEYS[3]   audit         list of what was changed, newest first, as entries: revision, when_us, action, who, entry,
+                        before, after
+KEYS[4..] histories     for each change a list of the same, of its own entry only; goes a while after the entry does
+ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_us (0 = never), number of changes
+ARGV[2]   origin        expected revision of the whole (-1 = any), action, name for the store's life, who
+ARGV[3]   changes       for each: expected revision (-1 = any, 0 = must not be there), entry, text ('' = delete it)
+ARGV[4]   channel       where to publish the new revision
+RETURNS   one string: done or expired, now_us, status, revision, number of the change that was refused (from 0) and
+          the revision it found, which is also told where nothing had to change; limiter/store/policy_layout.py reads it
+HOLDS     a repeated call changes nothing; a refusal changes nothing; what is put as it stands is not touched;
+          revisions only grow, and each belongs to one call; a delete of nothing is refused ]]
+
+-- #include lib/record.lua
+-- #include lib/call.lua
+
+local FIRST = 4
+local APPLIED, CONFLICT, MISSING, FULL, STALE = 1, 2, 3, 4, 5
+local ANY = -1
+local AUDIT_MAX, HISTORY_MAX, ENTRIES_MAX = 10000, 50, 20000
+local DELETED_HISTORY_S = 7776000  -- 90 days
+
+local reply, now_us, count = begin(KEYS[1], ARGV[1])
+if reply then return reply end
+
+local expected, action, life, who = unpack_struct('<dBBc0Hc0', ARGV[2])
+
+-- The revision of the whole, and what this life of the store is called. What is damaged counts as not there.
+local revision = 0
+local standing = call('HGET', KEYS[2], 'revision')
+if standing then
+  local number, name = string.match(standing, '^(%d+) (.*)$')
+  if number then revision, life = tonumber(number), name end
+end
+
+local function answer(status, at, found)
+  return finish(KEYS[1], { begin_reply(now_us), pack_struct('<BdHd', status, revision, at, found) })
+end
+
+if expected ~= ANY and expected ~= revision then return answer(STALE, 0, 0) end
+
+-- Read and judge every change first: there is no rollback.
+local entries, texts, befores = {}, {}, {}
+local kept = 0  -- the revision of the last entry
+local at, size = 1, call('HLEN', KEYS[2]) - (standing and 1 or 0)
+for i = 1, count do
+  local wanted, found = nil, 0
+  wanted, entries[i], texts[i], at = unpack_struct('<dHc0Ic0', ARGV[3], at)
+  local raw, before = call('HGET', KEYS[2], entries[i]), nil
+  if raw then
+    found, before = string.match(raw, '^(%d+) (.*)$')
+    found = tonumber(found or 0)
+  end
+  if wanted ~= ANY and wanted ~= found then return answer(CONFLICT, i - 1, found) end
+  if not raw and texts[i] == '' then return answer(MISSING, i - 1, 0) end
+  befores[i], kept = before or raw or '', found
+  size = size + (raw and 0 or 1) - (texts[i] == '' and 1 or 0)
+end
+if size > ENTRIES_MAX then return answer(FULL, 0, 0) end
+
+-- What is remembered must not stand in the way: were a list damaged, the policies would still be changed.
+local function remember(i)
+  local logged = pack_struct('<ddBHc0Hc0Ic0Ic0', revision, now_us, action, #who, who, #entries[i], entries[i],
+    #befores[i], befores[i], #texts[i], texts[i])
+  local history = KEYS[FIRST + i - 1]
+  redis.pcall('LPUSH', KEYS[3], logged)
+  redis.pcall('LPUSH', history, logged)
+  redis.pcall('LTRIM', history, 0, HISTORY_MAX - 1)
+  if texts[i] == '' then
+    call('EXPIRE', history, DELETED_HISTORY_S)
+  else
+    call('PERSIST', history)
+  end
+end
+
+local changed = false
+for i = 1, count do
+  if texts[i] ~= befores[i] then
+    if not changed then revision, changed = revision + 1, true end
+    if texts[i] == '' then
+      call('HDEL', KEYS[2], entries[i])
+    else
+      call('HSET', KEYS[2], entries[i], string.format('%.0f ', revision) .. texts[i])
+    end
+    remember(i)
+  end
+end
+if changed then
+  call('HSET', KEYS[2], 'revision', string.format('%.0f ', revision) .. life)
+  redis.pcall('LTRIM', KEYS[3], 0, AUDIT_MAX - 1)
+  redis.pcall('PUBLISH', ARGV[4], string.format('%.0f', revision))  -- nodes that miss it will look for themselves
+end
+return answer(APPLIED, 0, changed and 0 or kept)

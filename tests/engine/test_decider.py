@@ -1,0 +1,247 @@
+"""Acquire and settle by policies, on a real store."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from limiter.decider import Decider
+from limiter.errors import IdempotencyConflict, NotDecided, SettledOtherwise, UnknownReservation
+from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
+from limiter.model.policy import Criticality, read_policy_set
+from limiter.model.reservation import Signer
+from limiter.store import keys
+from limiter.store.buckets import Buckets
+from limiter.store.connect import open_link
+from limiter.store.keys import Slot
+from tests.support.servers import Server
+
+SLOW = 1e-6  # a rate at which nothing refills while a test runs
+
+
+@pytest.fixture
+async def decider(valkey: Server) -> AsyncIterator[Decider]:
+    link = await open_link(valkey.url)
+    yield Decider(Buckets(link), Signer(b"a secret of the tests"), deadline_s=5)
+    await link.aclose()
+
+
+def enforce(decider: Decider, *policies: dict[str, Any]) -> None:
+    decider.enforce(read_policy_set({"policies": list(policies)}))
+
+
+def reads(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "reads",
+        "match": {"operation": "read"},
+        "per": ["customer"],
+        "rate": SLOW,
+        "capacity": 50,
+        "max_debt": 1e6,
+        **more,
+    }
+
+
+def ask(customer: str = "c1", **more: Any) -> AcquireRequest:
+    return AcquireRequest({"operation": "read", "customer": customer}, **more)
+
+
+def granted(decision: Decision) -> Granted:
+    assert isinstance(decision, Granted), decision
+    return decision
+
+
+def refused(decision: Decision) -> Refused:
+    assert isinstance(decision, Refused), decision
+    return decision
+
+
+async def test_w10_the_charge_is_taken_at_once_and_corrected_later(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    grant = granted(await decider.acquire(ask()))
+    assert (grant.charged, grant.limits[0].balance) == (2.0, 48.0)
+    settled = await decider.settle(SettleRequest(grant.reservation, 12))
+    assert (settled.work, settled.adjusted, settled.duplicate, settled.late) == (12.0, 10.0, False, False)
+    assert settled.limits[0].balance == pytest.approx(38)
+
+
+async def test_the_caller_s_own_estimate_wins_over_the_policy_s_charge(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    assert granted(await decider.acquire(ask(work=7))).charged == 7
+
+
+async def test_w12_operations_convert_to_work_by_weights(decider: Decider) -> None:
+    enforce(decider, {**reads(), "match": {}, "weights": {"operation": {"read": 1, "write": 3, "peek": 0.5}}})
+    for operation, weight in (("read", 1.0), ("write", 3.0), ("peek", 0.5), ("other", 1.0)):
+        request = AcquireRequest({"operation": operation, "customer": operation}, work=4)
+        grant = granted(await decider.acquire(request))
+        assert grant.limits[0].balance == pytest.approx(50 - 4 * weight)
+        assert grant.charged == 4
+        settled = await decider.settle(SettleRequest(grant.reservation, 10))
+        assert settled.adjusted == 6
+        assert settled.limits[0].balance == pytest.approx(50 - 10 * weight)
+
+
+async def test_b1_a_refusal_explains_itself_and_spends_nothing(decider: Decider) -> None:
+    enforce(
+        decider,
+        reads(rate=10, charge=100),
+        {"name": "all", "match": {}, "rate": SLOW, "capacity": 1000},
+        {"name": "watching", "match": {}, "rate": SLOW, "capacity": 1, "charge": 5, "shadow": True},
+    )
+    granted(await decider.acquire(ask()))
+    refusal = refused(await decider.acquire(ask()))
+    assert (refusal.policy, refusal.reason, refusal.retry) == ("reads", "work", "after")
+    assert 0 < refusal.retry_after_ms <= 5200  # −50 to 1 at 10 a second
+    states = {state.policy: state for state in refusal.limits}
+    assert [states[name].passed for name in ("all", "reads", "watching")] == [True, False, False]
+    assert states["all"].balance == pytest.approx(999)
+    assert states["watching"].shadow
+    assert "the balance is -" in refusal.detail
+
+
+async def test_a_dry_run_tells_the_same_and_spends_nothing(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    for _ in range(3):
+        dry = granted(await decider.acquire(ask(dry_run=True)))
+        assert (dry.reservation, dry.charged, dry.limits[0].balance) == ("", 2.0, 50.0)
+
+
+async def test_g2_a_customer_out_of_quota_never_hurts_another(decider: Decider) -> None:
+    month = {"name": "month", "match": {}, "per": ["customer"], "quota": {"work": 10, "period": "month"}}
+    enforce(decider, month)
+    granted(await decider.acquire(ask("a", work=10)))
+    refusal = refused(await decider.acquire(ask("a", work=1)))
+    assert (refusal.reason, refusal.retry) == ("quota", "after")
+    granted(await decider.acquire(ask("b", work=10)))
+
+
+async def test_what_a_quota_can_never_cover_is_not_to_be_retried(decider: Decider) -> None:
+    enforce(decider, {"name": "month", "match": {}, "quota": {"work": 10, "period": "month"}})
+    assert refused(await decider.acquire(ask(work=11))).retry == "never"
+
+
+async def test_a_request_rate_says_so(decider: Decider) -> None:
+    enforce(
+        decider,
+        {"name": "rps", "match": {}, "mechanism": "requests", "rate": SLOW, "burst": 2, "steering": {"initial": "C"}},
+    )
+    granted(await decider.acquire(ask(work=1000)))
+    granted(await decider.acquire(ask(work=1000)))
+    assert refused(await decider.acquire(ask())).reason == "request_rate"
+
+
+async def test_w11_the_least_critical_are_refused_first(decider: Decider) -> None:
+    enforce(decider, reads(reserve={"sheddable": "50%", "critical_plus": "-20%"}))
+    granted(await decider.acquire(ask(work=26)))  # 24 of 50 are left
+    refused(await decider.acquire(ask(criticality=Criticality.SHEDDABLE)))
+    granted(await decider.acquire(ask(work=24)))
+    refused(await decider.acquire(ask(criticality=Criticality.CRITICAL)))
+    granted(await decider.acquire(ask(work=9, criticality=Criticality.CRITICAL_PLUS)))
+
+
+async def test_p2_in_a_group_an_override_beats_the_default(decider: Decider) -> None:
+    enforce(
+        decider,
+        reads(group="reads"),
+        {**reads(group="reads", capacity=500), "name": "big", "match": {"customer": "c1"}},
+    )
+    assert [state.policy for state in granted(await decider.acquire(ask("c2"))).limits] == ["reads"]
+    assert [state.policy for state in granted(await decider.acquire(ask("c1"))).limits] == ["big"]
+
+
+async def test_p7_what_no_policy_covers_is_approved_and_counted(decider: Decider) -> None:
+    grant = granted(await decider.acquire(ask()))
+    assert (grant.limits, grant.charged, decider.uncovered) == ((), 0.0, 1)
+    assert (await decider.settle(SettleRequest(grant.reservation, 5))).adjusted == 0
+
+
+async def test_p7_or_refused_where_that_is_set(valkey: Server) -> None:
+    link = await open_link(valkey.url)
+    strict = Decider(Buckets(link), Signer(b"s"), deadline_s=5, refuse_uncovered=True)
+    refusal = refused(await strict.acquire(ask()))
+    assert (refusal.reason, refusal.retry) == ("uncovered", "never")
+    await link.aclose()
+
+
+async def test_r2_r3_a_settle_repeated_and_one_with_another_amount(decider: Decider) -> None:
+    enforce(decider, reads())
+    grant = granted(await decider.acquire(ask()))
+    first = await decider.settle(SettleRequest(grant.reservation, 5))
+    again = await decider.settle(SettleRequest(grant.reservation, 5))
+    assert (again.duplicate, again.adjusted) == (True, first.adjusted)
+    with pytest.raises(SettledOtherwise) as conflict:
+        await decider.settle(SettleRequest(grant.reservation, 6))
+    assert (conflict.value.first.work, conflict.value.first.adjusted) == (5.0, 4.0)
+
+
+@pytest.mark.parametrize("token", ["", "no", "A" * 200])
+async def test_r6_what_is_no_reservation_is_unknown(decider: Decider, token: str) -> None:
+    with pytest.raises(UnknownReservation, match=r"^no such reservation$"):
+        await decider.settle(SettleRequest(token, 1))
+
+
+async def test_r6_a_reservation_of_another_namespace_is_unknown_to_who_may_not_see_it(decider: Decider) -> None:
+    enforce(decider, reads())
+    grant = granted(await decider.acquire(ask()))
+    with pytest.raises(UnknownReservation):
+        await decider.settle(SettleRequest(grant.reservation, 1), namespace="another")
+    await decider.settle(SettleRequest(grant.reservation, 1), namespace="default")
+
+
+async def test_r7_r8_an_acquire_under_its_key_is_one_acquire(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    first = granted(await decider.acquire(ask(), idempotency_key="k"))
+    again = granted(await decider.acquire(ask(attempt=2), idempotency_key="k"))
+    assert (again.reservation, again.replayed, again.limits[0].balance) == (first.reservation, True, 48.0)
+    with pytest.raises(IdempotencyConflict):
+        await decider.acquire(ask(work=9), idempotency_key="k")
+
+
+async def test_r7_holds_when_the_policies_have_changed_meanwhile(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    first = granted(await decider.acquire(ask(), idempotency_key="k"))
+    enforce(decider, {**reads(), "name": "others"})
+    again = granted(await decider.acquire(ask(), idempotency_key="k"))
+    assert (again.reservation, again.charged) == (first.reservation, 2.0)
+
+
+async def test_p3_a_deleted_policy_still_honours_its_settles(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    grant = granted(await decider.acquire(ask()))
+    enforce(decider)
+    assert (await decider.settle(SettleRequest(grant.reservation, 12))).adjusted == 10
+
+
+async def test_p4_a_lowered_limit_reaches_live_buckets(decider: Decider) -> None:
+    enforce(decider, reads())
+    granted(await decider.acquire(ask()))
+    enforce(decider, reads(capacity=5))
+    assert granted(await decider.acquire(ask())).limits[0].balance == pytest.approx(4)
+
+
+async def test_s11_a_damaged_record_is_no_decision(decider: Decider, valkey: Server) -> None:
+    enforce(decider, reads())
+    key = keys.bucket(Slot().prefix, keys.bucket_name("reads", ["c1"]))
+    valkey.client().set(key, b"not ours")
+    with pytest.raises(NotDecided) as error:
+        await decider.acquire(ask())
+    assert error.value.reason == "record_damaged"
+    assert valkey.client().get(key) == b"not ours"
+    granted(await decider.acquire(ask("c2")))
+
+
+async def test_g6_when_many_retry_already_they_are_told_not_to(decider: Decider) -> None:
+    enforce(decider, reads(rate=10, capacity=1, charge=1))
+    granted(await decider.acquire(ask()))
+    assert refused(await decider.acquire(ask())).retry == "after"
+    for _ in range(40):
+        refused(await decider.acquire(ask(attempt=2)))
+    refusal = refused(await decider.acquire(ask(attempt=3)))
+    assert (refusal.retry, refusal.retry_after_ms) == ("never", 0)
+
+
+async def test_p11_a_shadow_s_damaged_record_refuses_nothing(decider: Decider, valkey: Server) -> None:
+    enforce(decider, reads(), {"name": "watching", "match": {}, "rate": 1, "shadow": True})
+    valkey.client().set(keys.bucket(Slot().prefix, "watching"), b"not ours")
+    assert [state.policy for state in granted(await decider.acquire(ask())).limits] == ["reads"]

@@ -1,0 +1,133 @@
+"""A node's engine: what it does with its store absent, lost and found again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from limiter.engine import Engine, open_engine
+from limiter.model.contract import AcquireRequest, Decision, Granted, SettleRequest
+from limiter.model.policy import PolicyError, read_policy
+from limiter.settings import Settings
+from tests.support.nodes import until
+from tests.support.servers import Server, running
+
+FILE = """
+policies:
+  - name: reads
+    match: {operation: read}
+    per: [customer]
+    rate: 100
+    capacity: 500ms
+    charge: 2
+    on_store_failure: open
+"""
+ASK = AcquireRequest({"operation": "read", "customer": "c1"})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "policies.yaml"
+    path.write_text(FILE)
+    return path
+
+
+@asynccontextmanager
+async def running_engine(url: str, **settings: Any) -> AsyncIterator[Engine]:
+    engine = await open_engine(Settings(**settings), url)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def granted(engine: Engine) -> Granted:
+    decision: Decision = await engine.acquire(ASK)
+    assert isinstance(decision, Granted)
+    return decision
+
+
+async def test_a_policy_file_is_in_force_from_the_start(valkey: Server, file: Path) -> None:
+    async with running_engine(valkey.url, policies=file, deadline_ms=2000) as engine:
+        assert engine.troubles() == []
+        assert (await granted(engine)).limits[0].policy == "reads"
+
+
+async def test_nodes_without_a_configured_secret_know_each_other_s_reservations(valkey: Server, file: Path) -> None:
+    async with (
+        running_engine(valkey.url, policies=file, deadline_ms=2000) as one,
+        running_engine(valkey.url, deadline_ms=2000) as other,
+    ):
+        grant = await granted(one)
+        assert (await other.settle(SettleRequest(grant.reservation, 12))).adjusted == 10
+
+
+async def test_p6_a_policy_put_at_one_node_is_live_at_the_others(valkey: Server) -> None:
+    async with running_engine(valkey.url) as one, running_engine(valkey.url) as other:
+        policy = read_policy({"name": "reads", "match": {}, "rate": 5})
+        await one.store.put(policy, who="a test", expected=None)
+        await until(lambda: other.policies.policies == [policy])
+        await until(lambda: one.policies.policies == [policy])
+        await one.store.delete("reads", who="a test", expected=None)
+        await until(lambda: other.policies.policies == [])
+
+
+def test_p1_an_invalid_policy_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("policies: [{name: x, rate: fast}]")
+    with pytest.raises(PolicyError, match=r"bad\.yaml.*policy 'x', rate: found 'fast'"):
+        asyncio.run(open_engine(Settings(policies=path), "redis://127.0.0.1:1"))
+
+
+async def test_s2_a_node_starts_without_its_store_and_connects_later(tmp_path: Path, file: Path) -> None:
+    with running("valkey", tmp_path / "store") as server:
+        server.stop()
+        async with running_engine(server.tcp_url, policies=file) as engine:
+            assert len(engine.troubles()) == 1
+            assert (await granted(engine)).degraded
+            server.start()
+            await until(lambda: not engine.troubles())
+            assert not (await granted(engine)).degraded
+
+
+async def test_s3_troubles_are_told_and_end_with_no_traffic_at_all(valkey: Server, file: Path) -> None:
+    async with running_engine(valkey.tcp_url, policies=file, deadline_ms=50) as engine:
+        valkey.pause()
+        try:
+            for _ in range(10):
+                await granted(engine)
+            assert engine.troubles() == ["the store does not answer in time"]
+        finally:
+            valkey.resume()
+        await until(lambda: not engine.troubles())
+
+
+async def test_s9_an_eviction_policy_is_warned_of(valkey: Server) -> None:
+    valkey.client().config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        async with running_engine(valkey.url) as engine:
+            (warning,) = engine.warnings()
+            assert "allkeys-lru" in warning
+            assert "noeviction" in warning
+    finally:
+        valkey.client().config_set("maxmemory-policy", "noeviction")
+
+
+async def test_s10_policies_are_restored_from_the_file_after_a_flush(valkey: Server, file: Path) -> None:
+    async with running_engine(valkey.url, policies=file, deadline_ms=2000) as engine:
+        await granted(engine)
+        before = (await engine.store.load()).revisions
+        valkey.client().flushall()
+
+        async def restored() -> bool:
+            return (await engine.store.load()).revisions.keys() == before.keys()
+
+        async with asyncio.timeout(10):
+            while not await restored():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        await until(lambda: [policy.name for policy in engine.policies.policies] == ["reads"])
+        assert (await granted(engine)).limits[0].balance == 48
