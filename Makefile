@@ -7,8 +7,8 @@ PIP := $(BIN)/pip --disable-pip-version-check
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: .venv/run.stamp ## start Headgate here, store included
-	$(BIN)/headgate up
+run: .venv/run.stamp ## start Headgate here, store and example policies included
+	$(BIN)/headgate up --policies $(or $(HEADGATE_POLICIES),docs/policies.example.yaml)
 
 test: .venv/test.stamp lint ## lint, type-check and run the whole test suite
 	$(BIN)/pytest -n 2 $(PYTEST_ARGS)

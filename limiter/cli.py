@@ -2,23 +2,30 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import uvloop
 
-from limiter.settings import Settings, SettingsError
-from limiter.store.connect import ServerFacts, open_link, probe
+from api.auth import KeyEntryError, new_key
+from api.server import serve
+from limiter import cli_policies
+from limiter.model.policy import PolicyError
+from limiter.settings import PREFIX, Settings, SettingsError
+from limiter.store.connect import open_link, probe
 from limiter.store.embedded import EmbeddedStore
 from limiter.store.errors import StoreError, StoreUnavailable
 from limiter.store.urls import UrlError, mask
 
 EXIT_STORE = 1
 EXIT_SETTINGS = 2
+EXAMPLE = '{"descriptor": {"service": "orders", "operation": "read", "customer": "c1"}, "work": 3}'
 
 app = typer.Typer(
     name="headgate",
@@ -27,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_policies.register(app)
 
 
 def main() -> None:
@@ -50,11 +58,45 @@ def _options(
     """Options before the command."""
 
 
+Host = Annotated[str | None, typer.Option(help="The address to listen on.", envvar="HEADGATE_HOST")]
+Port = Annotated[int | None, typer.Option(help="The port to listen on.", envvar="HEADGATE_PORT")]
+Workers = Annotated[int | None, typer.Option(help="Processes that serve.", envvar="HEADGATE_WORKERS")]
+Policies = Annotated[Path | None, typer.Option(help="A policy file, applied at start.", envvar="HEADGATE_POLICIES")]
+
+
 @app.command()
-def up() -> None:
+def up(host: Host = None, port: Port = None, workers: Workers = None, policies: Policies = None) -> None:
     """Start Headgate on this machine, with an embedded store unless HEADGATE_REDIS_URL names one."""
-    with _clear_errors():
-        uvloop.run(_until_stopped(_up(Settings.load())))
+    _serve(host=host, port=port, workers=workers, policies=policies)
+
+
+@app.command()
+def api(host: Host = None, port: Port = None, workers: Workers = None, policies: Policies = None) -> None:
+    """Serve the HTTP API."""
+    _serve(host=host, port=port, workers=workers, policies=policies)
+
+
+keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("new")
+def new_api_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is; shown in logs.")],
+    role: Annotated[str, typer.Option(help="caller, viewer or admin.")] = "caller",
+    namespace: Annotated[str | None, typer.Option(help="The only namespace it may touch.")] = None,
+) -> None:
+    """Make an API key: shown once, here, and kept nowhere."""
+    try:
+        key, entry = new_key(name, role, namespace)
+    except KeyEntryError as error:
+        _fail(str(error), EXIT_SETTINGS)
+    else:
+        print(f"key    {key}")
+        print(f"entry  {entry}")
+        typer.echo(
+            "Give the key to its holder, and add the entry to HEADGATE_API_KEYS (separated by commas).", err=True
+        )
 
 
 @app.command()
@@ -68,26 +110,43 @@ def bench(
         raise typer.Exit(1)
 
 
+def _serve(**options: object) -> None:
+    # Options are the variables of the same name, so that workers, which read the environment, know them too.
+    os.environ.update({f"{PREFIX}{name.upper()}": str(given) for name, given in options.items() if given is not None})
+    with _clear_errors():
+        uvloop.run(_until_stopped(_up(Settings.load())))
+
+
 async def _up(settings: Settings) -> None:
-    async with _store(settings) as (url, facts):
-        print(f"headgate {version('headgate')}: ready", flush=True)
-        print(f"  store  {facts} at {mask(url)}", flush=True)
-        await asyncio.Event().wait()
+    async with _store(settings) as (url, state):
+        await serve(settings, url, on_started=lambda where: _say_ready(settings, where, f"{state} at {mask(url)}"))
+
+
+def _say_ready(settings: Settings, where: str, store: str) -> None:
+    guard = "" if settings.api_keys else "; no API keys, so whoever can reach this address may do everything"
+    key = " -H 'authorization: Bearer <key>'" if settings.api_keys else ""
+    print(f"headgate {version('headgate')}: ready")
+    print(f"  store  {store}")
+    print(f"  api    {where} ({where}/docs{guard})")
+    print(f"  try    curl -si {where}/v1/acquire -H 'content-type: application/json'{key} -d '{EXAMPLE}'", flush=True)
 
 
 @asynccontextmanager
-async def _store(settings: Settings) -> AsyncIterator[tuple[str, ServerFacts]]:
-    """The store that the settings name, probed, or an embedded one, running."""
+async def _store(settings: Settings) -> AsyncIterator[tuple[str, str]]:
+    """The store that the settings name, or an embedded one, running; with what is known of it."""
     if settings.redis_url is None:
         async with EmbeddedStore(settings.data_dir) as embedded:
-            yield embedded.url, embedded.facts
+            yield embedded.url, str(embedded.facts)
         return
     url = settings.redis_url.get_secret_value()
     link = await open_link(url)
     try:
-        yield url, await probe(link)
+        state = str(await probe(link))
+    except StoreUnavailable as error:
+        state = f"not reached yet ({error})"  # the node serves without, and connects later (S2)
     finally:
         await link.aclose()
+    yield url, state
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
@@ -108,9 +167,7 @@ def _clear_errors() -> Iterator[None]:
         _fail(str(error), EXIT_SETTINGS)
     except UrlError as error:
         _fail(f"HEADGATE_REDIS_URL: {error}", EXIT_SETTINGS)
-    except StoreUnavailable as error:
-        _fail(f"cannot reach the store ({error}); is it running where HEADGATE_REDIS_URL says?", EXIT_STORE)
-    except StoreError as error:
+    except (StoreError, PolicyError) as error:
         _fail(str(error), EXIT_STORE)
 
 

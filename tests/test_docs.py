@@ -1,27 +1,73 @@
 """What the documents say is tried out."""
 
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
-from limiter.store.embedded import EmbeddedStore
+from tests.support import eventually
+from tests.support.servers import free_port
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
 
 
-async def test_the_readme_s_first_acquire_and_settle_does_what_it_says(tmp_path: Path) -> None:
-    (program, printed) = re.search(
-        r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    ).groups()  # type: ignore[union-attr]
-    async with EmbeddedStore(tmp_path / ".headgate"):
-        ran = subprocess.run(  # noqa: ASYNC221
-            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-    assert (ran.stdout, ran.stderr) == (printed, "")
+@contextmanager
+def made_to_run(port: int, directory: Path) -> Iterator[None]:
+    """What `make run` runs, on another port and with its data elsewhere."""
+    command = re.search(r"^run:.*\n\t\$\(BIN\)/headgate (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert command is not None
+    arguments = command[1].replace(
+        "$(or $(HEADGATE_POLICIES),docs/policies.example.yaml)", "docs/policies.example.yaml"
+    )
+    environment = {**os.environ, "HEADGATE_PORT": str(port), "HEADGATE_DATA_DIR": str(directory / "data")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from limiter.cli import main; main()", *arguments.split()], cwd=ROOT, env=environment
+    )
+    try:
+        eventually(lambda: is_ready(port))
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_the_readme_s_first_acquire_and_settle_do_what_it_says(tmp_path: Path) -> None:
+    """The README's curl lines, verbatim but for the port."""
+    readme = (ROOT / "README.md").read_text()
+    acquire, settle, again = re.findall(r"```sh\n(curl .*?)\n```", readme, re.DOTALL)
+    shown = json.loads(re.findall(r"```json\n(.*?)\n```", readme)[0].replace("}, …]", "}]"))
+    port = free_port()
+
+    def run(line: str) -> str:
+        line = line.replace("http://127.0.0.1:8080", f"http://127.0.0.1:{port}")
+        return subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    with made_to_run(port, tmp_path):
+        granted = json.loads(run(acquire))
+        assert list(granted) == list(shown)
+        assert granted["limits"][0] == shown["limits"][0]
+        assert {**granted, "reservation": "", "limits": []} == {**shown, "reservation": "", "limits": []}
+        assert json.loads(run(settle))["adjusted"] == 297
+        refused = run(again)
+        assert refused.startswith("HTTP/1.1 429")
+        assert "\nretry-after: 1" in refused
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

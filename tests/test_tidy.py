@@ -17,7 +17,7 @@ SCRIPTS = sorted(path.stem for path in scripts_directory().glob("*.lua"))
 
 PURE = {
     "__future__", "base64", "binascii", "collections", "dataclasses", "datetime", "enum", "functools", "hashlib",
-    "hmac", "itertools", "math", "pydantic", "pydantic_core", "re", "struct", "typing", "zoneinfo",
+    "hmac", "itertools", "math", "msgspec", "pydantic", "pydantic_core", "re", "struct", "typing", "zoneinfo",
 }  # fmt: skip
 LAYERS = {
     "limiter/model": {"limiter.model"},

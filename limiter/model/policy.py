@@ -78,8 +78,13 @@ def _is_text(value: object, *, longest: int) -> TypeGuard[str]:
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+def is_name(value: str) -> bool:
+    """Whether a policy or a namespace can be called so."""
+    return _NAME.fullmatch(value) is not None
+
+
 def _name(value: object) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not is_name(value):
         raise _refuse("a name of 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
     return value
 
@@ -428,7 +433,7 @@ def _problem(details: ErrorDetails, title: str, model: type[BaseModel], *, skip:
 
 def _title(document: object, *, otherwise: str) -> str:
     name = document.get("name") if isinstance(document, Mapping) else None
-    return f"policy {name!r}" if isinstance(name, str) and _NAME.fullmatch(name) else otherwise
+    return f"policy {name!r}" if isinstance(name, str) and is_name(name) else otherwise
 
 
 def _step(part: str | int) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, dump, read_namespace, read_policy
+from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, dump, is_name, read_namespace, read_policy
 from limiter.model.policy_log import (
     ANY,
     CHANGES_MAX,
@@ -56,6 +56,7 @@ ENTRIES_AT_ONCE = 20
 """Entries to read before others have their turn: about a millisecond."""
 
 RELISTEN_S = 0.5
+NAME_SHOWN_MAX = 64
 
 Kind = Literal["policy", "namespace"]
 
@@ -74,7 +75,7 @@ class PolicyMissing(Exception):
 
     def __init__(self, name: str, revision: int | None = None) -> None:
         what = "policy" if revision is None else f"revision {revision} of policy"
-        super().__init__(f"there is no {what} {name!r}")
+        super().__init__(f"there is no {what} {name[:NAME_SHOWN_MAX]!a}")
         self.name = name
         self.revision = revision
 
@@ -190,7 +191,7 @@ class PolicyStore:
 
     async def history(self, name: str) -> list[AuditEntry]:
         """What was done to one policy, newest first; PolicyMissing if nothing is known of it."""
-        found = await self._logged(keys.policy_history(f"p:{name}"), 0, -1)
+        found = await self._logged(keys.policy_history(_entry(name)), 0, -1)
         if not found:
             raise PolicyMissing(name)
         return found
@@ -256,7 +257,7 @@ class PolicyStore:
             raise _not_ours(error) from error
 
     async def _change_one(self, name: str, text: bytes, *, who: str, action: Action, expected: int | None) -> int:
-        change = Change(f"p:{name}", text, ANY if expected is None else expected)
+        change = Change(_entry(name), text, ANY if expected is None else expected)
         applied = await self._send([change], who=who, action=action)
         _check(applied, [change])
         return applied.found or applied.revision
@@ -369,6 +370,13 @@ def _revision(stamp: bytes | None) -> int:
     """The number at the start of a stamp; what is damaged counts as none, as it does in the script."""
     number = (stamp or b"").partition(b" ")[0]
     return int(number) if number.isdigit() else 0
+
+
+def _entry(name: str) -> str:
+    """The entry of a policy. No policy is called what cannot be a name, and no such text becomes a key (N3)."""
+    if not is_name(name):
+        raise PolicyMissing(name)
+    return f"p:{name}"
 
 
 def _kind(entry: str) -> Kind:

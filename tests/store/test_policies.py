@@ -21,7 +21,6 @@ from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
 from limiter.store.policies import PolicyMissing, PolicyStore, RevisionConflict, StoredPolicies
 from limiter.store.policy_layout import REVISION, pack_entry, pack_logged, unpack_entry, unpack_logged
 from limiter.store.scripts import PoliciesScript
-from tests.support import eventually
 from tests.support.nodes import until
 from tests.support.proxy import Proxy
 from tests.support.servers import Cluster, Server, free_port, running
@@ -249,6 +248,14 @@ async def test_p6_expectations(store: PolicyStore) -> None:
         await store.delete("reads", who="ada", expected=1)
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a{b}", "\ud800", "x\n", "x" * 10_000, "../a", "a\x00"])
+async def test_what_cannot_be_a_name_is_not_there(store: PolicyStore, name: str) -> None:
+    """N3, N4"""
+    for attempt in (store.history(name), store.delete(name, who="ada"), store.rollback(name, 1, who="ada")):
+        with pytest.raises(PolicyMissing, match=r"^there is no policy '[ -~]{0,80}'$"):
+            await attempt
+
+
 async def test_the_audit_log_tells_who_did_what_and_when(store: PolicyStore, server: Server) -> None:
     seconds, _ = server.command("TIME")
     await store.put(policy(), who="ada")
@@ -406,6 +413,7 @@ async def test_s4_a_change_whose_answer_was_lost_is_made_once(valkey: Server) ->
         await store.put(policy("before"), who="ada")
         proxy.cut_after_reply_bytes(len(b"*2\r\n$10\r\n1790000000\r\n$6\r\n123456\r\n") + 10)  # TIME, then the change's
         assert await store.put(policy(), who="ada", expected=0) == 2
+        assert proxy.connections == 2, "the answer was lost"
         assert [entry.name for entry in await store.audit()] == ["reads", "before"]
         await link.aclose()
 
@@ -480,7 +488,7 @@ async def test_a_notification_is_enough(store: PolicyStore, server: Server, monk
     monkeypatch.setattr(policies, "POLL_S", 1000.0)
     async with watching(store) as told:
         await until(is_told(told, 0))
-        eventually(lambda: server.command("PUBSUB", "NUMSUB", keys.POLICIES_CHANNEL)[0][1] == 1)
+        await until(lambda: server.command("PUBSUB", "NUMSUB", keys.POLICIES_CHANNEL)[1] == 1)
         await store.put(policy(), who="ada")
         await until(is_told(told, 1), within_s=1.0)
 

@@ -1,0 +1,351 @@
+"""`headgate policies …` and `headgate inspect`: what is limited, and how it stands.
+
+They talk to the store itself, so they work beside running nodes and without any. Exit status: 0 all is well, 1 the
+store or the policies are not (or `diff` found a difference), 2 wrong usage.
+"""
+
+import asyncio
+import getpass
+import json
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from redis.exceptions import ResponseError
+from rich.console import Console
+from rich.table import Table
+
+from limiter.model.bucket import Record, refill
+from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, dump
+from limiter.policy_file import load_policy_file
+from limiter.settings import Settings, SettingsError
+from limiter.store import keys
+from limiter.store.connect import Link, open_link
+from limiter.store.embedded import SOCKET_PATH_MAX_BYTES
+from limiter.store.errors import StoreError, StoreUnavailable
+from limiter.store.inspect import list_buckets
+from limiter.store.policies import AuditEntry, PolicyMissing, PolicyStore, RevisionConflict
+from limiter.store.urls import UrlError
+
+EXIT_TROUBLE = 1
+EXIT_USAGE = 2
+WIDTH_OF_A_FILE = 240
+
+app = typer.Typer(help="Check, apply and look at policies.", no_args_is_help=True)
+
+PolicyFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy file, in YAML or JSON.", show_default=False)]
+PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="A policy.", show_default=False)]
+
+
+def register(root: typer.Typer) -> None:
+    """Add the commands to `headgate`."""
+    root.add_typer(app, name="policies")
+    root.command()(inspect)
+
+
+@app.command()
+def check(file: PolicyFile) -> None:
+    """Say whether a policy file can be used; asks no store."""
+    with _clear_errors():
+        policies = load_policy_file(file)
+        typer.echo(f"{file}: {_count(policies)}, all valid")
+
+
+@app.command()
+def apply(
+    file: PolicyFile,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove what the file does not name.")] = False,
+) -> None:
+    """Put a file's policies in force, all of them in one step."""
+    with _clear_errors():
+        asyncio.run(_apply(load_policy_file(file), prune=prune))
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Show the policies in force."""
+    with _clear_errors():
+        asyncio.run(_list())
+
+
+@app.command()
+def diff(file: PolicyFile) -> None:
+    """Show how a file differs from what is in force; exits with 1 if it does."""
+    with _clear_errors():
+        if asyncio.run(_diff(load_policy_file(file))):
+            raise typer.Exit(EXIT_TROUBLE)
+
+
+@app.command()
+def history(name: PolicyName) -> None:
+    """Show what was done to a policy, when and by whom, newest first."""
+    with _clear_errors():
+        asyncio.run(_history(name))
+
+
+@app.command()
+def rollback(
+    name: PolicyName,
+    revision: Annotated[int, typer.Argument(min=1, help="One from its history.", show_default=False)],
+) -> None:
+    """Put a policy back to what it was at a revision."""
+    with _clear_errors():
+        asyncio.run(_rollback(name, revision))
+
+
+def inspect(
+    policy: Annotated[str | None, typer.Option(help="Only the buckets of this policy.", show_default=False)] = None,
+    namespace: Annotated[str, typer.Option(help="Where to look.")] = "default",
+    contains: Annotated[str, typer.Option(help="Only buckets with this in their name.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 50,
+) -> None:
+    """Show live buckets: what is left in them, and what they have seen."""
+    with _clear_errors():
+        asyncio.run(_inspect(namespace, policy, contains, limit))
+
+
+async def _apply(policies: PolicySet, *, prune: bool) -> None:
+    async with _store() as store:
+        applied = await store.apply(policies, who=_who(), prune=prune)
+    for sign, names in (("+", applied.put), ("-", applied.removed)):
+        for name in names:
+            typer.echo(f"{sign} {name}")
+    done = "in force" if applied.put or applied.removed else "nothing to change"
+    typer.echo(f"{_count(policies)}, {done} (revision {applied.revision})")
+
+
+async def _list() -> None:
+    async with _store() as store:
+        stored = await store.load()
+    table = _table("policy", "namespace", "match", "per", "limit", "revision")
+    for policy in stored.policies.policies:
+        match = ", ".join(f"{name}={_plain(pattern)}" for name, pattern in policy.match.items())
+        per = ", ".join(policy.per)
+        table.add_row(policy.name, policy.namespace, match, per, _limit(policy), str(stored.revisions[policy.name]))
+    _print(table)
+    for name, problem in stored.damaged.items():
+        _complain(f"the store's {name} is damaged and not in force: {problem}")
+
+
+def _limit(policy: Policy) -> str:
+    shadow = ", shadow" if policy.shadow else ""
+    if policy.quota is not None:
+        amount, unit = (policy.quota.work, "work") if policy.quota.work else (policy.quota.requests, "requests")
+        return f"{amount:.15g} {unit} a {policy.quota.period}{shadow}"
+    rate = policy.rate if isinstance(policy.rate, str) else f"{policy.rate:.15g}/s"
+    return f"{rate} {policy.mechanism}{shadow}"
+
+
+async def _diff(policies: PolicySet) -> bool:
+    async with _store() as store:
+        stored = (await store.load()).policies
+    here, there = _entries(policies), _entries(stored)
+    for name in sorted(here.keys() | there.keys()):
+        for line in _difference(name, there.get(name), here.get(name)):
+            typer.echo(line)
+    return here != there
+
+
+def _entries(policies: PolicySet) -> dict[str, dict[str, Any]]:
+    """Everything in a set, by name, as plain data."""
+    parts: dict[str, Policy | Namespace] = {policy.name: policy for policy in policies.policies}
+    parts |= {f"namespace {name}": namespace for name, namespace in policies.namespaces.items()}
+    return {name: dump(part) for name, part in parts.items()}
+
+
+def _difference(name: str, there: dict[str, Any] | None, here: dict[str, Any] | None) -> Iterator[str]:
+    if there is None:
+        yield f"+ {name}"
+    elif here is None:
+        yield f"- {name} (only in the store; apply --prune would remove it)"
+    elif there != here:
+        yield f"~ {name}"
+        yield from (f"    {line}" for line in _changes(there, here))
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    """The fields that changed, a line each."""
+    for field in [*before, *(field for field in after if field not in before)]:
+        if field not in after:
+            yield f"{field}: {_plain(before[field])} -> (unset)"
+        elif field not in before:
+            yield f"{field}: (unset) -> {_plain(after[field])}"
+        elif before[field] != after[field]:
+            yield f"{field}: {_plain(before[field])} -> {_plain(after[field])}"
+
+
+async def _history(name: str) -> None:
+    async with _store() as store:
+        entries = await store.history(name)
+    table = _table("revision", "when", "who", "action", "change")
+    for entry in entries:
+        table.add_row(str(entry.revision), _when(entry.when_us), _escaped(entry.who), entry.action, _told(entry))
+    _print(table)
+
+
+def _told(entry: AuditEntry) -> str:
+    if not isinstance(entry.before, dict):
+        return "made"
+    if not isinstance(entry.after, dict):
+        return "removed"
+    return "; ".join(_changes(entry.before, entry.after))
+
+
+async def _rollback(name: str, revision: int) -> None:
+    async with _store() as store:
+        now = await store.rollback(name, revision, who=_who())
+    typer.echo(f"policy {name!r} is as it was at revision {revision} (revision {now})")
+
+
+async def _inspect(namespace: str, policy: str | None, contains: str, limit: int) -> None:
+    async with _link() as link:
+        spread = (await PolicyStore(link).load()).policies.namespace(namespace)
+        seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=1.0)
+        now_us = int(seconds) * 1_000_000 + int(microseconds)
+        table = _table("bucket", "mechanism", "balance", "capacity", "rate", "requests", "admitted", "refused")
+        async for name, record in _buckets(link, namespace, spread.partitions, policy, contains, limit):
+            table.add_row(_escaped(name), *_cells(record, now_us))
+    _print(table)
+    if not table.row_count:
+        typer.echo("no live buckets here")
+
+
+async def _buckets(
+    link: Link, namespace: str, partitions: int, policy: str | None, contains: str, limit: int
+) -> AsyncIterator[tuple[str, Record]]:
+    left = limit
+    for partition in range(partitions):
+        cursor, more = "", True
+        while more and left > 0:
+            page = await list_buckets(
+                link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=min(left, 1000)
+            )
+            for name in page.unreadable:
+                _complain(f"bucket {_escaped(name)} cannot be read: it is damaged, or not ours")
+            for found in page.buckets:
+                yield found
+            left -= len(page.buckets)
+            cursor, more = page.cursor, bool(page.cursor)
+
+
+def _cells(record: Record, now_us: int) -> Iterable[str]:
+    """A bucket as it would be found now."""
+    refill(record, now_us)
+    if record.is_quota:
+        over = now_us >= record.rate
+        return _numbers("quota", record.capacity if over else record.balance, record, f"until {_when(record.rate)}")
+    mechanism = "requests" if record.counts_requests else "work"
+    return _numbers(mechanism, record.balance, record, f"{record.rate:.6g}/s")
+
+
+def _numbers(mechanism: str, balance: float, record: Record, rate: str) -> Iterable[str]:
+    counts = (record.requests, record.admitted, record.refused)
+    return [mechanism, f"{balance:.6g}", f"{record.capacity:.6g}", rate, *(f"{count:.15g}" for count in counts)]
+
+
+@asynccontextmanager
+async def _store() -> AsyncIterator[PolicyStore]:
+    async with _link() as link:
+        yield PolicyStore(link)
+
+
+@asynccontextmanager
+async def _link() -> AsyncIterator[Link]:
+    """The store that the settings name, or the embedded one that runs in the data directory."""
+    settings = Settings.load()
+    url = _embedded_url(settings.data_dir) if settings.redis_url is None else settings.redis_url.get_secret_value()
+    link = await open_link(url)
+    try:
+        yield link
+    except StoreUnavailable as error:
+        where = f"in {settings.data_dir}" if settings.redis_url is None else "where HEADGATE_REDIS_URL says"
+        raise StoreError(f"cannot reach the store ({error}); is it running {where}?") from error
+    finally:
+        await link.aclose()
+
+
+def _embedded_url(data_dir: Path) -> str:
+    path = data_dir.absolute() / "valkey.sock"
+    if path.exists():
+        return f"unix://{quote(str(path))}"
+    if len(bytes(path)) > SOCKET_PATH_MAX_BYTES:
+        raise StoreError(
+            f"the path of {data_dir} is too long for a socket: set HEADGATE_REDIS_URL to the unix:// URL that "
+            "`headgate up` showed, or HEADGATE_DATA_DIR to a shorter path before starting it"
+        )
+    raise StoreError(
+        f"no store runs in {data_dir}: start one with `headgate up`, or set HEADGATE_DATA_DIR to where it runs, "
+        "or HEADGATE_REDIS_URL to a store"
+    )
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except SettingsError as error:
+        raise _failure(str(error), EXIT_USAGE) from None
+    except UrlError as error:
+        raise _failure(f"HEADGATE_REDIS_URL: {error}", EXIT_USAGE) from None
+    except (PolicyError, PolicyMissing, RevisionConflict, StoreError) as error:
+        raise _failure(str(error), EXIT_TROUBLE) from None
+    except ResponseError as error:
+        raise _failure(f"the store did not do as it was told: {error}", EXIT_TROUBLE) from None
+
+
+def _failure(message: str, code: int) -> typer.Exit:
+    for line in message.splitlines():
+        _complain(line)
+    return typer.Exit(code)
+
+
+def _complain(line: str) -> None:
+    typer.echo(f"headgate: {line}", err=True)
+
+
+def _count(policies: PolicySet) -> str:
+    count = len(policies.policies)
+    return f"{count} {'policy' if count == 1 else 'policies'}"
+
+
+def _who() -> str:
+    """Who sits at the terminal, for the audit log."""
+    try:
+        return f"cli: {getpass.getuser()}"
+    except (OSError, KeyError):  # a container's user need not have a name
+        return "cli"
+
+
+def _when(us: float) -> str:
+    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def _plain(value: object) -> str:
+    """A value on one line, with nothing in it that a terminal obeys."""
+    return json.dumps(value)
+
+
+def _escaped(text: str) -> str:
+    return ascii(text)[1:-1]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in _NUMBERS else "left", overflow="fold")
+    return table
+
+
+_NUMBERS = frozenset({"revision", "balance", "capacity", "requests", "admitted", "refused"})
+
+
+def _print(table: Table) -> None:
+    if table.row_count:
+        # What is not a terminal has no width to keep to.
+        width = None if sys.stdout.isatty() else WIDTH_OF_A_FILE
+        Console(markup=False, highlight=False, emoji=False, width=width).print(table)
