@@ -203,14 +203,14 @@ class Decider:
         return asked, answer
 
     def _decide(self, case: _Case, wants: tuple[Want, ...], answer: AcquireAnswer) -> Decision:
+        if answer.status is AcquireStatus.GRANTED and not answer.memo:
+            return self._grant(case, wants, answer.buckets, answer.now_us)
         if answer.status is AcquireStatus.CONFLICT:
             raise IdempotencyConflict("this Idempotency-Key was used before with other parameters")
         if answer.status not in (AcquireStatus.GRANTED, AcquireStatus.REFUSED):
             raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was charged")
         if answer.memo:
             return self._replay(case, wants, answer)
-        if answer.granted:
-            return self._grant(case, wants, answer.buckets, answer.now_us)
         return refusal(
             case.limits,
             wants,
@@ -231,12 +231,10 @@ class Decider:
     ) -> Granted:
         rows = case.rows(wants)
         return Granted(
-            reservation=""
-            if case.request.dry_run
-            else self._sign(case, _charges(rows, answers, degraded=degraded), now_us),
-            charged=_charged(case, rows, answers),
-            expires_in_ms=case.request.ttl_ms,
-            limits=limit_states(case.limits, wants, answers, requests=case.requests, now_us=now_us),
+            "" if case.request.dry_run else self._sign(case, _charges(rows, answers, degraded=degraded), now_us),
+            _charged(case, rows, answers),
+            case.request.ttl_ms,
+            limit_states(case.limits, wants, answers, requests=case.requests, now_us=now_us),
             degraded=degraded,
         )
 

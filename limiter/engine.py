@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
 from os import urandom
+from typing import Any
 
 from limiter.decider import Decider
 from limiter.model.contract import AcquireRequest, Decision, Settled, SettleRequest
@@ -60,13 +62,13 @@ class Engine:
         self._tasks: list[asyncio.Task[None]] = []
         self._revision = 0
 
-    async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
+    def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Coroutine[Any, Any, Decision]:
         """May this request go ahead?"""
-        return await self._decider.acquire(request, idempotency_key=idempotency_key)
+        return self._decider.acquire(request, idempotency_key=idempotency_key)
 
-    async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
+    def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Coroutine[Any, Any, Settled]:
         """Correct what was charged."""
-        return await self._decider.settle(request, namespace=namespace)
+        return self._decider.settle(request, namespace=namespace)
 
     @property
     def policies(self) -> PolicySet:

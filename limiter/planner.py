@@ -11,8 +11,6 @@ from limiter.model.operations import Charge, Want
 from limiter.model.policy import Criticality, Namespace, PolicySet
 from limiter.store.keys import Slot, bucket_name, encode
 
-SLOTS_KEPT_MAX = 4096
-
 
 class Planner:
     """All policies in force, resolved once. Made anew, and so forgotten, whenever a policy changes."""
@@ -23,29 +21,36 @@ class Planner:
         for policy in policies.policies:
             share = _share(policies.namespace(policy.namespace), policy.per)
             self._limits.setdefault(policy.namespace, {})[policy.name] = Limit(policy, share=share)
-        self._matchers = {name: Matcher(list(limits.values())) for name, limits in self._limits.items()}
-        self._slots: dict[tuple[str, int], Slot] = {}
+        self._spaces = {
+            name: _Space(name, policies.namespace(name), list(limits.values())) for name, limits in self._limits.items()
+        }
 
     def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Sequence[Limit]]:
-        """The limits that apply, by name, and the slot of their buckets."""
-        matcher = self._matchers.get(namespace)
-        limits = matcher.match(descriptor) if matcher else ()
-        return self.slot(namespace, descriptor), limits
-
-    def slot(self, namespace: str, descriptor: Mapping[str, str]) -> Slot:
-        """The partition that a descriptor belongs to (R9)."""
-        spread = self.policies.namespace(namespace)
-        partition = 0 if spread.partitions == 1 else _partition(spread, descriptor)
-        slot = self._slots.get((namespace, partition))
-        if slot is None:
-            if len(self._slots) >= SLOTS_KEPT_MAX:
-                self._slots.clear()
-            self._slots[namespace, partition] = slot = Slot(namespace, partition)
-        return slot
+        """The limits that apply, by name, and the slot of their buckets (R9)."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            return Slot(namespace), ()
+        return space.slot(descriptor), space.matcher.match(descriptor)
 
     def find(self, namespace: str, bucket: str) -> Limit | None:
         """The limit that a bucket belongs to, if its policy still exists."""
         return self._limits.get(namespace, {}).get(policy_of(bucket))
+
+
+class _Space:
+    """A namespace that has policies."""
+
+    __slots__ = ("_slots", "_spread", "matcher")
+
+    def __init__(self, name: str, spread: Namespace, limits: Sequence[Limit]) -> None:
+        self.matcher = Matcher(limits)
+        self._spread = spread
+        self._slots = [Slot(name, partition) for partition in range(spread.partitions)]
+
+    def slot(self, descriptor: Mapping[str, str]) -> Slot:
+        """The partition that a descriptor belongs to."""
+        slots = self._slots
+        return slots[0] if len(slots) == 1 else slots[_partition(self._spread, descriptor)]
 
 
 def want(
@@ -53,7 +58,8 @@ def want(
 ) -> Want:
     """What a request wants of a limit's bucket."""
     weight = limit.weight(descriptor) if limit.weights else 1.0
-    name = bucket_name(limit.name, [descriptor.get(dimension) for dimension in limit.per])
+    per = limit.per
+    name = bucket_name(limit.name, [descriptor.get(dimension) for dimension in per]) if per else limit.name
     charge = (limit.charge if work is None else work) * weight
     return Want(name, limit.params(now_us), limit.minimums[criticality], charge, limit.learned and work is None)
 

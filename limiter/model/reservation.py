@@ -11,11 +11,11 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
 from binascii import b2a_base64
-from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 from struct import Struct
 from struct import error as struct_error
+from typing import NamedTuple
 
 from limiter.model.operations import Charge
 
@@ -29,8 +29,7 @@ _HEAD = Struct(f"<B{ID_SIZE}sQQdHBH")
 _CHARGE = Struct("<dd?B")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
+class Reservation(NamedTuple):
     """What a granted acquire took, and until when it may be settled without ado."""
 
     id: bytes

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 from urllib.parse import quote
 
 SECRET = b"hg:secret"
@@ -74,8 +74,7 @@ def bucket_name(policy: str, values: Sequence[str | None]) -> str:
     return f"{prefix}:{suffix}"
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One partition of a namespace: what one script call can reach."""
 
     namespace: str = "default"

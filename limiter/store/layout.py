@@ -6,7 +6,6 @@ Floats go as little-endian float64 and never as text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from struct import Struct
 
 from limiter.model.bucket import HISTOGRAM_STEPS, Flags, Params, Record
@@ -24,6 +23,9 @@ from limiter.model.operations import (
 )
 
 VERSION = 1
+PACKED_MAX = 4096
+
+_packed: dict[int, tuple[Params, bytes]] = {}
 
 _RECORD = Struct("<BB19d")
 _HISTOGRAM = Struct(f"<{HISTOGRAM_STEPS}d")
@@ -84,9 +86,20 @@ def pack_tombstone(mark: Tombstone) -> bytes:
     return head + b"".join(map(_ACCOUNTED.pack, mark.accounted, mark.uncollected))
 
 
-@lru_cache(maxsize=4096)
 def pack_params(params: Params) -> bytes:
     """One row of policy parameters."""
+    # By identity: plans use the same parameters again and again, and to hash them costs as much as to pack them.
+    kept = _packed.get(id(params))
+    if kept is not None and kept[0] is params:
+        return kept[1]
+    if len(_packed) >= PACKED_MAX:
+        _packed.clear()
+    packed = _pack_params(params)
+    _packed[id(params)] = (params, packed)
+    return packed
+
+
+def _pack_params(params: Params) -> bytes:
     return _PARAMS.pack(
         params.flags,
         params.committed,
