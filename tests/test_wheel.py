@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import free_port
+
 ROOT = Path(__file__).parents[1]
 
 LOAD_SCRIPTS = """
@@ -79,7 +81,7 @@ def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> 
 
 def runs_its_store_and_stops_in_order(headgate: Path, directory: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HEADGATE_DATA_DIR": str(directory / "data")}
-    command = [str(headgate), "up"]
+    command = [str(headgate), "up", "--port", str(free_port())]
     with subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -91,10 +91,10 @@ class LiveApi:
     def _run(self) -> None:
         try:
             uvloop.run(self._main())
-        except BaseException as error:
-            if not self._address.done():
-                self._address.set_exception(error)
-            raise
+        except Exception as error:
+            if self._address.done():
+                raise
+            self._address.set_exception(error)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -162,8 +162,13 @@ class _Replies:
 class Wire:
     """A connection, byte by byte."""
 
-    def __init__(self, api: LiveApi, context: ssl.SSLContext | None = None) -> None:
-        plain = socket.create_connection((HOST, api.port), timeout=GIVE_UP_S)
+    def __init__(self, api: LiveApi, context: ssl.SSLContext | None = None, *, buffer_bytes: int = 0) -> None:
+        plain = socket.socket()
+        plain.settimeout(GIVE_UP_S)
+        if buffer_bytes:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        plain.connect((HOST, api.port))
         self.socket = context.wrap_socket(plain, server_hostname=HOST) if context else plain
         self.socket.settimeout(GIVE_UP_S)
         self._replies = _Replies()

@@ -106,7 +106,7 @@ def test_an_idempotency_key_gives_the_same_decision(client: httpx.Client, custom
     assert again.headers["idempotency-replayed"] == "true"
     other = client.post("/v1/acquire", json=ask(customer, work=4), headers=headers)
     assert (other.status_code, other.json()["reason"]) == (409, "idempotency_conflict")
-    assert acquire(client, customer, dry_run=True).json()["limits"][0]["balance"] == pytest.approx(6, abs=0.1)
+    assert acquire(client, customer, dry_run=True).json()["limits"][0]["balance"] == pytest.approx(7, abs=0.1)
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])

@@ -1,0 +1,34 @@
+"""An HTTP answer as both lanes send it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+JSON = b"content-type: application/json\r\n"
+PROBLEM = b"content-type: application/problem+json\r\n"
+
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
+
+class Answer(NamedTuple):
+    """Status, header lines (each ending in CRLF, content-length apart), body."""
+
+    status: int
+    head: bytes
+    body: bytes
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers as pairs, the length among them."""
+        lines = (line.partition(b": ") for line in self.head.split(b"\r\n") if line)
+        return [*((name, value) for name, _, value in lines), (b"content-length", b"%d" % len(self.body))]
+
+    def with_header(self, name: str, value: str) -> Answer:
+        """The same with one header more."""
+        return self._replace(head=self.head + header(name, value))
+
+
+def header(name: str, value: str) -> bytes:
+    """A header line. Whatever could end it, or is no ASCII, is left out (H5)."""
+    return f"{name}: {_UNSAFE.sub('', value)}\r\n".encode()

@@ -1,0 +1,149 @@
+"""The FastAPI application: every route, with the errors of the framework itself as problem+json."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api import bucket_routes, data_routes, health_routes, policy_routes, render
+from api.auth import Forbidden, Unauthenticated
+from api.decode import BadRequest, Invalid
+from api.explain import FieldProblem
+from api.json_text import shown
+from api.limits import BodyRefused, LastAnswer
+from api.openapi import describe
+from api.plane import Plane
+from api.responses import respond
+from limiter.engine import Engine
+from limiter.errors import RequestError
+from limiter.model.policy import PolicyError
+from limiter.settings import Settings
+from limiter.store.errors import StoreError
+from limiter.store.inspect import CursorError
+from limiter.store.policies import PolicyMissing, RevisionConflict
+
+MODULES = (data_routes, policy_routes, bucket_routes, health_routes)
+
+
+def create_app(engine: Engine, settings: Settings) -> FastAPI:
+    """The application over an engine that somebody else starts and stops."""
+    plane = Plane(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        # What uvicorn hands to its protocols: the fast lane finds the data plane here.
+        yield {"plane": plane, "body_max_bytes": settings.body_max_bytes, "body_timeout_s": settings.body_timeout_s}
+
+    app = FastAPI(
+        title="Headgate",
+        summary="Acquire before you work, settle with what it cost.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    app.state.engine, app.state.plane, app.state.settings = engine, plane, settings
+    for module in MODULES:
+        app.include_router(module.router)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Methods, routes_of=app)
+    describe(app)
+    return app
+
+
+class Methods:
+    """HEAD wherever there is GET, and OPTIONS everywhere."""
+
+    def __init__(self, app: ASGIApp, routes_of: FastAPI) -> None:
+        self._app = app
+        self._routes_of = routes_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        method = scope.get("method")
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server knows that it was HEAD, and sends no body
+        elif method == "OPTIONS" and (allowed := allowed_methods(self._routes_of, scope)):
+            await Response(status_code=204, headers={"allow": ", ".join(allowed)})(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def allowed_methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Every method that the path of a request has; none if there is no such path."""
+    methods: set[str] = set()
+    for route in (*app.routes, *(route for module in MODULES for route in module.router.routes)):
+        found: set[str] | None = getattr(route, "methods", None)
+        if found and route.matches(scope)[0] is not Match.NONE:
+            methods |= found
+    if not methods:
+        return []
+    return sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set()))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = allowed_methods(request.app, request.scope)
+        answer = render.problem(
+            405, "method", f"{shown(request.method)} is not for this path; allowed: {', '.join(allowed)}"
+        )
+        return respond(answer.with_header("allow", ", ".join(allowed)))
+    if error.status_code == 404:
+        return respond(render.problem(404, "no_such_path", "there is nothing at this path; /docs lists what there is"))
+    return respond(render.problem(error.status_code, "refused", str(error.detail)))
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = [
+        FieldProblem(".".join(map(str, problem["loc"][1:])), shown(problem.get("input")), problem["msg"])
+        for problem in error.errors()
+    ]
+    return respond(render.failure(Invalid(found)))
+
+
+async def _body_refused(_: Request, error: Exception) -> LastAnswer:
+    assert isinstance(error, BodyRefused)
+    return LastAnswer(error.answer)
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ClientDisconnect)
+    return Response(status_code=400)  # nobody is there to read it
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return respond(render.failure(error))
+
+
+_HANDLERS: dict[type[Exception], Any] = {
+    HTTPException: _http_error,
+    RequestValidationError: _invalid,
+    BodyRefused: _body_refused,
+    ClientDisconnect: _gone,
+    # Those that mean something to the caller; whatever else comes is a 500, and the server logs it.
+    **dict.fromkeys(
+        [
+            BadRequest,
+            CursorError,
+            Forbidden,
+            PolicyError,
+            PolicyMissing,
+            RequestError,
+            RevisionConflict,
+            StoreError,
+            Unauthenticated,
+            Exception,
+        ],
+        _failed,
+    ),
+}

@@ -1,0 +1,168 @@
+"""API keys: who may do what.
+
+A key is a random text that its holder alone has; here stands only its hash. Each has a role: a `caller` uses the
+data plane, a `viewer` reads what is managed, an `admin` does everything. A key may be bound to one namespace.
+
+Without keys everybody may do everything, which is why that is allowed on loopback only (see `limiter.settings`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from secrets import token_urlsafe
+from typing import Literal, NoReturn
+
+audit = logging.getLogger("headgate.audit")
+
+KEY_PREFIX = "hg_"
+KEY_RANDOM_BYTES = 32
+FORM = "name:role:sha256[:namespace], as `headgate keys new` prints it"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Right(Enum):
+    """What can be allowed."""
+
+    USE = "use the data plane"
+    VIEW = "read what is managed"
+    MANAGE = "change what is managed"
+
+
+Role = Literal["caller", "viewer", "admin"]
+RIGHTS: dict[Role, frozenset[Right]] = {
+    "caller": frozenset({Right.USE}),
+    "viewer": frozenset({Right.VIEW}),
+    "admin": frozenset(Right),
+}
+
+
+class KeyEntryError(ValueError):
+    """An entry of the list of keys that cannot be used. The hash is not shown."""
+
+
+class Unauthenticated(Exception):
+    """No key, or none that is known (H3): 401."""
+
+
+class Forbidden(Exception):
+    """A known key, but not for this (H4): 403."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who is asking."""
+
+    name: str
+    role: Role
+    namespace: str | None = None
+    """The only namespace it may touch; None: any."""
+
+
+ANYBODY = Principal("anybody", "admin")
+
+
+@dataclass(frozen=True)
+class KeyEntry:
+    """One key as it is configured."""
+
+    principal: Principal
+    digest: bytes
+
+
+def read_keys(text: str) -> list[KeyEntry]:
+    """The entries of a list; KeyEntryError names the first that cannot be used."""
+    entries = [_read_entry(number, entry.strip()) for number, entry in enumerate(text.split(","), 1) if entry.strip()]
+    names = [entry.principal.name for entry in entries]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise KeyEntryError(f"the name {twice!r} stands twice; each key needs its own")
+    return entries
+
+
+def _read_entry(number: int, entry: str) -> KeyEntry:
+    parts = entry.split(":")
+    if len(parts) not in (3, 4):
+        raise KeyEntryError(f"entry {number} does not have the form {FORM}")
+    name, role, digest = parts[:3]
+    if not _NAME.fullmatch(name):
+        raise KeyEntryError(f"entry {number}: the name must be 1 to 64 letters, digits, '.', '_' or '-'")
+    if role not in RIGHTS:
+        raise KeyEntryError(f"entry {number} ({name}): the role must be one of {', '.join(RIGHTS)}")
+    if not _HASH.fullmatch(digest):
+        raise KeyEntryError(f"entry {number} ({name}): the hash must be 64 hexadecimal digits, the SHA-256 of the key")
+    if len(parts) == 4 and not _NAME.fullmatch(parts[3]):
+        raise KeyEntryError(f"entry {number} ({name}): the namespace must be a name")
+    return KeyEntry(Principal(name, role, parts[3] if len(parts) == 4 else None), bytes.fromhex(digest))
+
+
+def new_key(name: str, role: str, namespace: str | None = None) -> tuple[str, str]:
+    """A fresh key, and the entry to configure for it."""
+    key = KEY_PREFIX + token_urlsafe(KEY_RANDOM_BYTES)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    entry = ":".join([name, role, digest, *([namespace] if namespace else [])])
+    read_keys(entry)
+    return key, entry
+
+
+class Doorkeeper:
+    """Tells who is asking, and stops who may not."""
+
+    def __init__(self, entries: Iterable[KeyEntry]) -> None:
+        self._entries = tuple(entries)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may do anything."""
+        return not self._entries
+
+    def identify(self, authorization: bytes | None) -> Principal:
+        """Who presents this `Authorization` header; Unauthenticated if nobody known does."""
+        if not self._entries:
+            return ANYBODY
+        scheme, _, key = (authorization or b"").partition(b" ")
+        digest = hashlib.sha256(key.strip() if scheme.lower() == b"bearer" else b"").digest()
+        found = None
+        for entry in self._entries:  # every one, however early it is found: the time tells nothing
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry.principal
+        if found is None:
+            raise Unauthenticated("a known API key is required, sent as Authorization: Bearer <key>")
+        return found
+
+    def admit(self, authorization: bytes | None, right: Right) -> Principal:
+        """Who is asking, if it has this right; Unauthenticated or Forbidden if not."""
+        principal = self.identify(authorization)
+        if right not in RIGHTS[principal.role]:
+            refuse(principal, right.value)
+        return principal
+
+
+def check_namespace(principal: Principal, namespace: str) -> None:
+    """Forbidden if the key is bound to another namespace."""
+    if principal.namespace is not None and principal.namespace != namespace:
+        refuse(principal, "touch another namespace than its own")
+
+
+def refuse(principal: Principal, act: str) -> NoReturn:
+    """Leave a trace of what was tried, and refuse it."""
+    audit.warning("refused: key %s (%s) may not %s", principal.name, principal.role, act)
+    raise Forbidden(f"the key {principal.name} ({principal.role}) may not {act}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

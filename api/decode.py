@@ -1,0 +1,201 @@
+"""Bodies into requests: the same for both lanes, so that what one refuses the other refuses in the same words.
+
+bytes ── msgspec ──► request
+           └─ refused ── json_text, explain ──► the field, what was found, what is allowed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from api import json_text
+from api.explain import FieldProblem, problems
+from api.json_text import Fields, Malformed, shown
+from limiter.model.contract import AcquireRequest, SettleRequest
+
+OPERATIONS_MAX = 1000
+IDEMPOTENCY_KEY_MAX = 255
+
+
+class AcquireOperation(AcquireRequest, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="acquire"):
+    """An acquire within a batch; its idempotency key, elsewhere a header, stands beside the rest."""
+
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=IDEMPOTENCY_KEY_MAX)] | None = None
+
+
+class SettleOperation(SettleRequest, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="settle"):
+    """A settle within a batch."""
+
+
+Operation = AcquireOperation | SettleOperation
+
+
+class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Up to 1000 operations, answered in order."""
+
+    operations: Annotated[list[Operation], Meta(max_length=OPERATIONS_MAX)]
+
+
+class _Names(Struct):
+    """The names in a batch, for counting."""
+
+    operations: list[dict[str, Raw]]
+
+
+class BadRequest(Exception):
+    """The request cannot be understood: what kind of answer that is, and why."""
+
+    status = 400
+    reason = "malformed"
+
+
+class Invalid(BadRequest):
+    """JSON, but not what was asked for: 422, field by field."""
+
+    status = 422
+    reason = "invalid"
+
+    def __init__(self, found: Sequence[FieldProblem]) -> None:
+        self.problems = tuple(found)
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        super().__init__(f"{found[0]}{more}")
+
+
+class TooLong(BadRequest):
+    """More at once than is taken: 413 (H2)."""
+
+    status = 413
+    reason = "too_long"
+
+
+class WrongType(BadRequest):
+    """Not sent as JSON: 415 (V5)."""
+
+    status = 415
+    reason = "content_type"
+
+
+_ACQUIRE = msgspec.json.Decoder(AcquireRequest)
+_SETTLE = msgspec.json.Decoder(SettleRequest)
+_BATCH = msgspec.json.Decoder(BatchRequest)
+_NAMES = msgspec.json.Decoder(dict[str, Raw])
+_BATCH_NAMES = msgspec.json.Decoder(_Names)
+_OPERATIONS: dict[str, type[Operation]] = {"acquire": AcquireOperation, "settle": SettleOperation}
+
+# What decoders raise: msgspec's own errors, and those of what it calls.
+_REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def acquire(body: bytes) -> AcquireRequest:
+    """An acquire's body, or BadRequest."""
+    try:
+        request = _ACQUIRE.decode(body)
+        keys = len(_NAMES.decode(body)) + len(request.descriptor)
+    except _REFUSED as error:
+        raise _explained(body, AcquireRequest, error) from None
+    if json_text.has_twice(body, keys):
+        raise _explained(body, AcquireRequest)
+    return request
+
+
+def settle(body: bytes) -> SettleRequest:
+    """A settle's body, or BadRequest."""
+    try:
+        request = _SETTLE.decode(body)
+        keys = len(_NAMES.decode(body))
+    except _REFUSED as error:
+        raise _explained(body, SettleRequest, error) from None
+    if json_text.has_twice(body, keys):
+        raise _explained(body, SettleRequest)
+    return request
+
+
+def batch(body: bytes) -> Sequence[Operation | BadRequest]:
+    """A batch's operations in order, and for each that is wrong what its own call would have been told."""
+    try:
+        operations = _BATCH.decode(body).operations
+        names = _BATCH_NAMES.decode(body).operations
+    except _REFUSED:
+        return _batch_leniently(body)
+    keys = 1 + sum(map(len, names)) + sum([len(o.descriptor) for o in operations if type(o) is AcquireOperation])
+    return _batch_leniently(body) if json_text.has_twice(body, keys) else operations
+
+
+def idempotency_key(header: bytes | None) -> str | None:
+    """The value of an `Idempotency-Key` header, or BadRequest."""
+    if header is None:
+        return None
+    key = header.strip().decode("latin-1")
+    if not 1 <= len(key) <= IDEMPOTENCY_KEY_MAX:
+        allowed = f"text of 1 to {IDEMPOTENCY_KEY_MAX} characters"
+        raise Invalid([FieldProblem("Idempotency-Key", f"{len(key)} characters", allowed)])
+    return key
+
+
+def check_json(content_type: bytes | None, content_encoding: bytes | None) -> None:
+    """WrongType unless the body says that it is JSON, or says nothing."""
+    if content_encoding is not None and content_encoding.strip().lower() != b"identity":
+        raise WrongType(f"Content-Encoding: found {_header(content_encoding)}; allowed: none")
+    if content_type is None or content_type == b"application/json":
+        return
+    kind, _, parameters = content_type.lower().partition(b";")
+    charset = parameters.strip().removeprefix(b"charset=").strip(b'"')
+    if kind.strip() != b"application/json" or charset not in (b"", b"utf-8"):
+        raise WrongType(f"Content-Type: found {_header(content_type)}; allowed: application/json")
+
+
+def _header(value: bytes) -> str:
+    return shown(value.decode("latin-1"))
+
+
+def _explained(body: bytes, kind: type[Struct], error: Exception | None = None) -> BadRequest:
+    try:
+        document = json_text.read(body)
+    except Malformed as malformed:
+        return BadRequest(str(malformed))
+    found = problems(document, kind)
+    return Invalid(found) if found else BadRequest(f"the body cannot be read: {error}")
+
+
+def _batch_leniently(body: bytes) -> Sequence[Operation | BadRequest]:
+    try:
+        document = json_text.read(body)
+    except Malformed as malformed:
+        raise BadRequest(str(malformed)) from None
+    operations = _operations_of(document)
+    if len(operations) > OPERATIONS_MAX:
+        raise TooLong(f"operations: found {len(operations)}; allowed: at most {OPERATIONS_MAX}")
+    return [_operation(operation) for operation in operations]
+
+
+def _operations_of(document: Any) -> list[Any]:
+    allowed = f"an object with a list of at most {OPERATIONS_MAX} operations"
+    if not isinstance(document, Fields):
+        raise Invalid([FieldProblem("", shown(document), allowed)])
+    names = document.keys() - {"operations"}
+    unknown = [FieldProblem(shown(name), "a field that is not known", "operations") for name in sorted(names)]
+    twice = [FieldProblem("operations", "it more than once", "each name once") for _ in document.twice]
+    if unknown or twice:
+        raise Invalid([*unknown, *twice])
+    operations = document.get("operations")
+    if not isinstance(operations, list):
+        raise Invalid([FieldProblem("operations", shown(operations), "a list of operations")])
+    return operations
+
+
+def _operation(document: Any) -> Operation | BadRequest:
+    name = document.get("op") if isinstance(document, Fields) else None
+    kind = _OPERATIONS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        return Invalid([FieldProblem("op", shown(name), " or ".join(_OPERATIONS))])
+    found = problems(document, kind)
+    if found:
+        return Invalid(found)
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        return BadRequest(f"the operation cannot be read: {error}")

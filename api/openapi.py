@@ -1,0 +1,188 @@
+"""The OpenAPI document: schemas made from the structs that decode and encode, so that it is true, and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.decode import BatchRequest
+from api.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
+from limiter.model.contract import AcquireRequest, SettleRequest
+from limiter.model.policy import Policy
+
+REF = "#/components/schemas/{name}"
+STRUCTS = [AcquireRequest, SettleRequest, BatchRequest, GrantedAnswer, RefusedAnswer, SettledAnswer, Problem]
+
+
+def describe(app: FastAPI) -> None:
+    """Have an application tell of itself with the schemas of this module."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(_schemas())
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
+    document["security"] = [{"key": []}, {}]
+    return document
+
+
+def _schemas() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(STRUCTS, ref_template=REF)
+    policy = Policy.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
+    schemas.update(policy.pop("$defs", {}))
+    schemas["Policy"] = policy
+    return schemas
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": REF.format(name=name)}
+
+
+def _body(name: str, **examples: Any) -> dict[str, Any]:
+    shown = {title: {"value": value} for title, value in examples.items()}
+    content = {"application/json": {"schema": _ref(name), "examples": shown}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _answer(description: str, name: str | None, example: Any = None) -> dict[str, Any]:
+    schema = _ref(name) if name else {"type": "object"}
+    content: dict[str, Any] = {"schema": schema}
+    if example is not None:
+        content["example"] = example
+    return {"description": description, "content": {"application/json": content}}
+
+
+def _problem(description: str, name: str = "Problem", example: Any = None) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": _ref(name)}
+    if example is not None:
+        content["example"] = example
+    return {"description": description, "content": {"application/problem+json": content}}
+
+
+_LIMIT = {"policy": "orders-reads", "mechanism": "work", "balance": 47.0, "capacity": 50.0, "rate": 100.0}
+_ASK = {"descriptor": {"service": "orders", "operation": "read", "customer": "c1"}, "work": 3}
+_TELL = {"reservation": "AQID…", "work": 12, "latency_ms": 34.5}
+_GRANTED = {
+    "granted": True,
+    "reservation": "AQID…",
+    "charged": 3.0,
+    "expires_in_ms": 60000,
+    "limits": [_LIMIT],
+    "overloaded": False,
+    "quality": 1.0,
+    "degraded": False,
+}
+_REFUSED = {
+    "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+    "title": "Request cannot be satisfied as assigned quota has been exceeded",
+    "status": 429,
+    "detail": "orders-reads: the balance is -11 of 50 units, this request needs 1, and 100 come each second",
+    "granted": False,
+    "policy": "orders-reads",
+    "reason": "work",
+    "retry": "after",
+    "retry_after_ms": 120,
+    "limits": [_LIMIT | {"balance": -11.0, "passed": False}],
+    "violated-policies": ["orders-reads"],
+}
+_SETTLED = {"work": 12.0, "adjusted": 9.0, "stop": False, "duplicate": False, "late": False, "limits": [_LIMIT]}
+_POLICY = {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50}
+
+_COMMON: dict[int | str, dict[str, Any]] = {
+    400: _problem("Not JSON, or not HTTP"),
+    401: _problem("No known API key (H3)"),
+    403: _problem("Not with this key (H4)"),
+    408: _problem("The request did not arrive in time"),
+    413: _problem("Too long"),
+    415: _problem("Not sent as JSON"),
+    422: _problem("Not what is asked for; `errors` names the fields"),
+    431: _problem("Too many or too long headers, or too long a URL"),
+    503: _problem("The store cannot be reached, or a record is damaged"),
+}
+_READ = {status: _COMMON[status] for status in (400, 401, 403, 422, 431, 503)}
+_MISSING: dict[int | str, dict[str, Any]] = {404: _problem("There is none")}
+_LOST: dict[int | str, dict[str, Any]] = {412: _problem("Somebody else was faster: the revision is another one")}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same key with the same request gives the same decision, and debits once.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+}
+_IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "The ETag of what is to be replaced.",
+    "schema": {"type": "string", "pattern": '^"[0-9]{1,15}"$'},
+}
+_NAMES = {"maxLength": 64, "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}
+
+ACQUIRE: dict[str, Any] = {
+    "responses": {
+        200: _answer("Go ahead", "GrantedAnswer", _GRANTED),
+        409: _problem("The idempotency key was used with another request"),
+        429: _problem("Over a limit", "RefusedAnswer", _REFUSED),
+        **_COMMON,
+    },
+    "openapi_extra": {"parameters": [_KEY], **_body("AcquireRequest", known_work=_ASK)},
+}
+SETTLE: dict[str, Any] = {
+    "responses": {
+        200: _answer("Done", "SettledAnswer", _SETTLED),
+        404: _problem("No reservation of ours"),
+        409: _problem("Settled before with another amount; `first` shows it"),
+        **_COMMON,
+    },
+    "openapi_extra": _body("SettleRequest", finished=_TELL, so_far=_TELL | {"final": False}),
+}
+BATCH: dict[str, Any] = {
+    "responses": {
+        200: _answer("Each operation's answer, in order", None, {"results": [{"status": 200} | _GRANTED]}),
+        **_COMMON,
+    },
+    "openapi_extra": _body("BatchRequest", both={"operations": [{"op": "acquire"} | _ASK, {"op": "settle"} | _TELL]}),
+}
+POLICIES: dict[str, Any] = {"responses": {200: _answer("All policies", None), **_READ}}
+POLICY: dict[str, Any] = {"responses": {200: _answer("The policy", "Policy", _POLICY), **_READ, **_MISSING}}
+POLICY_PUT: dict[str, Any] = {
+    "responses": {
+        200: _answer("Replaced", "Policy", _POLICY),
+        201: _answer("New", "Policy", _POLICY),
+        **_COMMON,
+        **_LOST,
+    },
+    "openapi_extra": {"parameters": [_IF_MATCH], **_body("Policy", reads=_POLICY)},
+}
+POLICY_DELETE: dict[str, Any] = {
+    "status_code": 204,
+    "responses": {204: {"description": "Removed"}, **_READ, **_MISSING, **_LOST},
+    "openapi_extra": {"parameters": [_IF_MATCH]},
+}
+POLICY_HISTORY: dict[str, Any] = {"responses": {200: _answer("What was done", None), **_READ, **_MISSING}}
+_ROLLBACK_BODY = {
+    "type": "object",
+    "properties": {"revision": {"type": "integer", "minimum": 1, "maximum": 2**53}},
+    "required": ["revision"],
+    "additionalProperties": False,
+}
+POLICY_ROLLBACK: dict[str, Any] = {
+    "responses": {200: _answer("Put back", "Policy", _POLICY), **_COMMON, **_MISSING},
+    "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": _ROLLBACK_BODY}}}},
+}
+BUCKETS: dict[str, Any] = {"responses": {200: _answer("A page of buckets", None), **_READ}}
+HEALTH: dict[str, Any] = {"responses": {200: _answer("Alive", None, {"status": "ok"})}}
+READY: dict[str, Any] = {
+    "responses": {200: _answer("Ready", None, {"status": "ready", "warnings": []}), 503: _problem("Not ready")}
+}

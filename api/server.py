@@ -1,0 +1,221 @@
+"""Serving: one process, or several that share a socket.
+
+    cancelled ──► no new connections ──► what is in flight is answered ──► the engine drains ──► done (H8)
+
+Several workers are children of one supervisor, which binds the socket and gives it to each: a connection goes to
+whoever takes it first, and none waits at a worker that has died. They end with the supervisor, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+
+import uvicorn
+
+from api import logs
+from api.app import create_app
+from api.fastlane import FastLane
+from api.guard import GuardedProtocol
+from limiter.engine import Engine, open_engine
+from limiter.policy_file import load_policy_file
+from limiter.settings import Settings, SettingsError
+from limiter.store import launch
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+GRACE_S = 30
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 5.0
+STEADY_S = 10.0  # a worker that has stood this long is forgiven its predecessors' deaths
+
+Started = Callable[[], None]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, ended by cancelling and not by signals, which belong to whoever runs it."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Started) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await self.on_tick(0)  # so that the first answers have a date too
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+async def serve(settings: Settings, url: str, *, on_started: Callable[[str], None] = lambda _: None) -> None:
+    """Serve the API on the store at a URL until cancelled; then answer what is in flight, and return.
+
+    `on_started` is told where the API is. `SettingsError` or `PolicyError` before anything listens (P1).
+    """
+    settings.check_exposure()
+    if settings.policies is not None:
+        load_policy_file(settings.policies)
+    sockets = bind(settings)
+    where = address(sockets, settings)
+    serve_with = serve_here if settings.workers == 1 else supervise
+    await serve_with(settings, url, sockets, lambda: on_started(where))
+
+
+async def serve_here(
+    settings: Settings, url: str, sockets: Sequence[socket.socket], on_started: Started = lambda: None
+) -> None:
+    """Serve from this process."""
+    logs.configure(settings.log_format)
+    async with _running_engine(settings, url) as engine:
+        server = _Server(_config(engine, settings), on_started)
+        serving = asyncio.create_task(server.serve(list(sockets)))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            server.should_exit = True
+            await serving
+            raise
+
+
+@asynccontextmanager
+async def _running_engine(settings: Settings, url: str) -> AsyncIterator[Engine]:
+    engine = await open_engine(settings, url)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def _config(engine: Engine, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(engine, settings),
+        http=FastLane if settings.fast_lane else GuardedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=settings.access_log,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+
+
+def bind(settings: Settings) -> list[socket.socket]:
+    """Sockets on the address that the settings name; `SettingsError` if that cannot be had."""
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, number, _, address in dict.fromkeys(found):
+            bound = socket.socket(family, kind, number)
+            sockets.append(bound)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind(address)
+            if settings.port == 0:
+                break  # another family would get another port
+    except OSError as error:
+        for bound in sockets:
+            bound.close()
+        where = f"{settings.host} port {settings.port}"
+        raise SettingsError(
+            f"cannot listen on {where} ({error.strerror or error}): set HEADGATE_HOST or HEADGATE_PORT"
+        ) from None
+    return sockets
+
+
+def address(sockets: Sequence[socket.socket], settings: Settings) -> str:
+    """Where the API is, as a URL."""
+    host, port = sockets[0].getsockname()[:2]
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+async def supervise(
+    settings: Settings, url: str, sockets: Sequence[socket.socket], on_started: Started = lambda: None
+) -> None:
+    """Keep as many workers running as the settings say, until cancelled."""
+    for bound in sockets:
+        bound.listen(BACKLOG)
+        bound.set_inheritable(True)
+    started = [asyncio.Event() for _ in range(settings.workers)]
+    async with AsyncExitStack() as stack:
+        for bound in sockets:
+            stack.callback(bound.close)
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        for event in started:
+            group.create_task(_keep_running(url, sockets, event))
+        for event in started:
+            await event.wait()
+        on_started()
+
+
+async def _keep_running(url: str, sockets: Sequence[socket.socket], started: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    backoff_s = BACKOFF_MIN_S
+    while True:
+        since_s = loop.time()
+        code = await _run_worker(url, sockets, started)
+        backoff_s = BACKOFF_MIN_S if loop.time() - since_s > STEADY_S else min(2 * backoff_s, BACKOFF_MAX_S)
+        log.error("a worker ended with %d; another one starts in %.1f s", code, backoff_s)
+        await asyncio.sleep(backoff_s)
+
+
+async def _run_worker(url: str, sockets: Sequence[socket.socket], started: asyncio.Event) -> int:
+    """One worker's life; cancelled, it is asked to end and waited for."""
+    says, told = os.pipe()
+    fds = [bound.fileno() for bound in sockets]
+    worker = [sys.executable, "-m", "api.worker", str(told), *map(str, fds)]
+    loop = asyncio.get_running_loop()
+    loop.add_reader(says, _hear, says, started)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, launch.__file__, str(os.getpid()), *worker,
+            env=os.environ | {"HEADGATE_REDIS_URL": url}, pass_fds=[told, *fds],
+        )  # fmt: skip
+        os.close(told)
+        try:
+            return await process.wait()
+        finally:
+            await _end(process)
+    finally:
+        loop.remove_reader(says)
+        os.close(says)
+
+
+def _hear(says: int, started: asyncio.Event) -> None:
+    asyncio.get_running_loop().remove_reader(says)
+    if os.read(says, 1):
+        started.set()
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(GRACE_S + 5):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
