@@ -18,8 +18,9 @@ lint: .venv/test.stamp ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/run.stamp ## measure this machine: scripts, batcher, bytes per bucket
+bench: .venv/run.stamp ## measure this machine: scripts, batcher, bytes per bucket, HTTP
 	$(BIN)/headgate bench
+	$(BIN)/python -m loadtest.http_bench
 
 lock: .venv/test.stamp ## pin the dependencies anew, with hashes
 	$(PIP) install --quiet uv

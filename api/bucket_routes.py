@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.auth import Right, check_namespace
+from api.auth import check_namespace
 from api.openapi import BUCKETS
 from api.responses import admit, engine_of, json_answer, respond
 from limiter.model.bucket import Record, refill
@@ -34,7 +34,7 @@ async def list_buckets(
 
     Names are as in the store: policy, then the values of its key, percent-encoded.
     """
-    check_namespace(admit(request, Right.VIEW), namespace)
+    check_namespace(admit(request, "view"), namespace)
     link = engine_of(request).link
     seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=TIMEOUT_S)
     now_us = int(seconds) * 1_000_000 + int(microseconds)

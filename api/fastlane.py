@@ -57,7 +57,7 @@ class FastLane(asyncio.Protocol):
         self._loop = _loop or asyncio.get_running_loop()
         self._plane: Plane = app_state["plane"]
         self._body_max_bytes: int = app_state["body_max_bytes"]
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._access_logger = logging.getLogger("uvicorn.access")
         self._access_log = self._access_logger.hasHandlers()
         self._transport: asyncio.Transport
@@ -102,6 +102,7 @@ class FastLane(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._state.connections.discard(self)
+        self._parser = None  # it refers to us: without this, only the garbage collector would part us
         self._arrived()
         if self._idle is not None:
             self._idle.cancel()
@@ -119,7 +120,7 @@ class FastLane(asyncio.Protocol):
             self._loop.call_later(FAREWELL_S, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
-        if self._task is None:
+        if self._task is None and not self._waiting:
             self._transport.close()
 
     def _look_whether_idle(self) -> None:

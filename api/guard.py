@@ -97,7 +97,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _close_if_idle(self) -> None:
-        if not self._busy:
+        if not self._busy and not self._in_head:
             self.transport.close()
 
     # Reading

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from api.answer import Answer
-from api.auth import Principal, Right, check_namespace
+from api.auth import Principal, check_namespace
 from api.decode import BadRequest, Invalid
 from api.explain import FieldProblem
 from api.json_text import Fields, shown
@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @router.get("/v1/policies", **POLICIES)
 async def list_policies(request: Request) -> Response:
     """Everything that is stored, and the revision of the whole."""
-    principal = admit(request, Right.VIEW)
+    principal = admit(request, "view")
     stored = await _store(request).load()
     policies = [policy for policy in stored.policies.policies if _may_see(principal, policy)]
     document = {
@@ -50,7 +50,7 @@ async def list_policies(request: Request) -> Response:
 @router.get("/v1/policies/{name}", **POLICY)
 async def get_policy(request: Request, name: str) -> Response:
     """One policy as it was put; its revision is the `ETag`."""
-    principal = admit(request, Right.VIEW)
+    principal = admit(request, "view")
     policy, revision = _find(await _store(request).load(), principal, name)
     return respond(_tagged(json_answer(dump(policy)), revision))
 
@@ -58,7 +58,7 @@ async def get_policy(request: Request, name: str) -> Response:
 @router.put("/v1/policies/{name}", **POLICY_PUT)
 async def put_policy(request: Request, name: str) -> Response:
     """Put one policy: in force in every node within a second, and on live buckets at their next request."""
-    principal = admit(request, Right.MANAGE)
+    principal = admit(request, "manage")
     policy = _named(name, await document_of(request))
     check_namespace(principal, policy.namespace)
     store = _store(request)
@@ -73,7 +73,7 @@ async def put_policy(request: Request, name: str) -> Response:
 @router.delete("/v1/policies/{name}", **POLICY_DELETE)
 async def delete_policy(request: Request, name: str) -> Response:
     """Remove one policy. Reservations made under it can still be settled."""
-    principal = admit(request, Right.MANAGE)
+    principal = admit(request, "manage")
     store = _store(request)
     stored = await store.load()
     if principal.namespace is not None:
@@ -85,7 +85,7 @@ async def delete_policy(request: Request, name: str) -> Response:
 @router.get("/v1/policies/{name}/history", **POLICY_HISTORY)
 async def policy_history(request: Request, name: str) -> Response:
     """What was done to one policy, newest first: who, when, before, after."""
-    principal = admit(request, Right.VIEW)
+    principal = admit(request, "view")
     history = await _history(request, principal, name)
     return respond(json_answer({"policy": name, "history": [_shown(entry) for entry in history]}))
 
@@ -93,7 +93,7 @@ async def policy_history(request: Request, name: str) -> Response:
 @router.post("/v1/policies/{name}/rollback", **POLICY_ROLLBACK)
 async def rollback_policy(request: Request, name: str) -> Response:
     """Put a policy back to what it was at a revision."""
-    principal = admit(request, Right.MANAGE)
+    principal = admit(request, "manage")
     revision = _revision_of(await document_of(request))
     await _history(request, principal, name)
     store = _store(request)

@@ -22,11 +22,11 @@ INTEGER_MAX = 999_999_999_999_999  # of a structured field
 
 def lines(limits: Sequence[LimitState], headers: HeaderSet) -> bytes:
     """The header lines for these limits, in one of the sets."""
+    if headers == "draft":
+        return _draft(limits)
     told = [limit for limit in limits if not limit.shadow]
     if not told or headers == "none":
         return b""
-    if headers == "draft":
-        return _draft(told)
     tightest = min(told, key=lambda limit: (limit.passed, limit.balance / limit.capacity if limit.capacity else 0.0))
     prefix = "ratelimit" if headers == "legacy" else "x-ratelimit"
     quota, _ = _quota(tightest.capacity, tightest.rate, tightest.window_s)
@@ -39,15 +39,18 @@ def lines(limits: Sequence[LimitState], headers: HeaderSet) -> bytes:
 
 def reset_s(limit: LimitState) -> int:
     """Whole seconds until this limit is what it should be; never too few."""
-    return _integer(ceil(limit.reset_ms / 1000))
+    return _integer(-(-limit.reset_ms // 1000))
 
 
 def _draft(limits: Sequence[LimitState]) -> bytes:
     states, policies = [], []
     for limit in limits:
-        name, policy = _policy(limit.policy, limit.capacity, limit.rate, limit.window_s)
-        states.append(f"{name};r={_integer(limit.balance)};t={reset_s(limit)}")
-        policies.append(policy)
+        if not limit.shadow:
+            name, policy = _policy(limit.policy, limit.capacity, limit.rate, limit.window_s)
+            states.append(f"{name};r={_integer(limit.balance)};t={_integer(-(-limit.reset_ms // 1000))}")
+            policies.append(policy)
+    if not states:
+        return b""
     return f"ratelimit: {', '.join(states)}\r\nratelimit-policy: {', '.join(policies)}\r\n".encode()
 
 
@@ -64,7 +67,7 @@ def _quota(capacity: float, rate: float, window_s: float) -> tuple[int, int]:
 
 
 def _integer(value: float) -> int:
-    return int(min(max(value, 0), INTEGER_MAX))
+    return int(value) if 0 <= value <= INTEGER_MAX else 0 if value < 0 else INTEGER_MAX
 
 
 def _string(text: str) -> str:

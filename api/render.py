@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from math import ceil
 
 import msgspec
 
-from api.answer import JSON, PROBLEM, Answer, header
+from api.answer import JSON, PROBLEM, Answer
 from api.auth import Forbidden, Unauthenticated
 from api.decode import BadRequest, Invalid
 from api.rate_limit_headers import HeaderSet, lines, reset_s
@@ -44,10 +44,26 @@ class Renderer:
 
     def decision(self, decision: Decision) -> Answer:
         """The answer to an acquire."""
-        return self._granted(decision) if isinstance(decision, Granted) else self._refused(decision)
+        if isinstance(decision, Granted):
+            head = JSON + lines(decision.limits, self._headers)
+            return Answer(200, head + _REPLAYED if decision.replayed else head, _granted(decision))
+        head = PROBLEM + lines(decision.limits, self._headers)
+        if decision.retry == "after":
+            resets = [reset_s(limit) for limit in decision.limits if not limit.passed and not limit.shadow]
+            head += b"retry-after: %d\r\n" % max([_seconds(decision.retry_after_ms), *resets])
+        return Answer(429, head + _REPLAYED if decision.replayed else head, _refused(decision))
 
-    def _granted(self, granted: Granted) -> Answer:
-        body = GrantedAnswer(
+
+def decision_body(decision: Decision) -> Answer:
+    """The same without headers: within a batch nobody would see them."""
+    if isinstance(decision, Granted):
+        return Answer(200, b"", _granted(decision))
+    return Answer(429, b"", _refused(decision))
+
+
+def _granted(granted: Granted) -> bytes:
+    return _encode(
+        GrantedAnswer(
             True,
             granted.reservation,
             granted.charged,
@@ -57,12 +73,12 @@ class Renderer:
             granted.quality,
             granted.degraded,
         )
-        head = JSON + lines(granted.limits, self._headers)
-        return Answer(200, head + _REPLAYED if granted.replayed else head, _encode(body))
+    )
 
-    def _refused(self, refused: Refused) -> Answer:
-        violated = [limit for limit in refused.limits if not limit.passed and not limit.shadow]
-        body = RefusedAnswer(
+
+def _refused(refused: Refused) -> bytes:
+    return _encode(
+        RefusedAnswer(
             type=QUOTA_EXCEEDED,
             title=QUOTA_EXCEEDED_TITLE,
             status=429,
@@ -73,13 +89,10 @@ class Renderer:
             retry=refused.retry,
             retry_after_ms=refused.retry_after_ms,
             limits=_limits(refused.limits),
-            violated_policies=[limit.policy for limit in violated],
+            violated_policies=[limit.policy for limit in refused.limits if not limit.passed and not limit.shadow],
             degraded=refused.degraded,
         )
-        head = PROBLEM + lines(refused.limits, self._headers)
-        if refused.retry == "after":
-            head += b"retry-after: %d\r\n" % max([_seconds(refused.retry_after_ms), *map(reset_s, violated)])
-        return Answer(429, head + _REPLAYED if refused.replayed else head, _encode(body))
+    )
 
 
 def settled(answer: Settled) -> Answer:
@@ -163,7 +176,7 @@ def _problem(body: Problem) -> Answer:
     return Answer(body.status, PROBLEM, _encode(body))
 
 
-def _limits(limits: Iterable[LimitState]) -> list[Limit]:
+def _limits(limits: Sequence[LimitState]) -> list[Limit]:
     return [
         Limit(limit.policy, limit.mechanism, limit.balance, limit.capacity, limit.rate, limit.passed, limit.shadow)
         for limit in limits
@@ -172,6 +185,3 @@ def _limits(limits: Iterable[LimitState]) -> list[Limit]:
 
 def _seconds(milliseconds: float) -> int:
     return ceil(milliseconds / 1000)
-
-
-__all__ = ["Renderer", "batch", "failure", "header", "problem", "settled"]

@@ -9,6 +9,7 @@ whoever takes it first, and none waits at a worker that has died. They end with 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -59,6 +60,12 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
+
+
+def set_startup_aside() -> None:
+    """Spare the garbage collector what start-up left for good: walking it would stop the process for tens of ms."""
+    gc.collect()
+    gc.freeze()
 
 
 async def serve(settings: Settings, url: str, *, on_started: Callable[[str], None] = lambda _: None) -> None:

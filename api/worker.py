@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import uvloop
 
-from api.server import serve_here
+from api.server import serve_here, set_startup_aside
 from limiter.settings import Settings
 
 
@@ -31,6 +31,7 @@ async def _main(told: int, sockets: list[socket.socket]) -> None:
 
 
 def _say_started(told: int) -> None:
+    set_startup_aside()
     with suppress(OSError):
         os.write(told, b"1")
 

@@ -14,7 +14,7 @@ import typer
 import uvloop
 
 from api.auth import KeyEntryError, new_key
-from api.server import serve
+from api.server import serve, set_startup_aside
 from limiter import cli_policies
 from limiter.model.policy import PolicyError
 from limiter.settings import PREFIX, Settings, SettingsError
@@ -123,6 +123,7 @@ async def _up(settings: Settings) -> None:
 
 
 def _say_ready(settings: Settings, where: str, store: str) -> None:
+    set_startup_aside()
     guard = "" if settings.api_keys else "; no API keys, so whoever can reach this address may do everything"
     key = " -H 'authorization: Bearer <key>'" if settings.api_keys else ""
     print(f"headgate {version('headgate')}: ready")

@@ -26,9 +26,11 @@ async def node(
     url: str, *policies: dict[str, Any], nodes: int = 1, deadline_s: float = DEADLINE_S
 ) -> AsyncIterator[Decider]:
     link = await open_link(url)
-    decider = Decider(Buckets(link), Signer(SECRET), deadline_s=deadline_s, nodes=lambda: nodes)
+    buckets = Buckets(link)
+    decider = Decider(buckets, Signer(SECRET), deadline_s=deadline_s, nodes=lambda: nodes)
     decider.enforce(read_policy_set({"policies": list(policies)}))
     yield decider
+    await buckets.drain()
     await link.aclose()
 
 

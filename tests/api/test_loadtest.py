@@ -1,0 +1,31 @@
+"""The benchmark measures what it says: its generator works, and its judgement is right."""
+
+import uvloop
+
+from loadtest.generator import Load, _Generator
+from loadtest.http_bench import render, variants
+from tests.api.live import Lane, LiveApi
+
+
+def test_the_generator_gets_answers(both: dict[Lane, LiveApi]) -> None:
+    for batch, path in ((1, "/v1/acquire"), (10, "/v1/batch")):
+        load = uvloop.run(_Generator(both["fast"].base + path, batch, customers=10**9).run(4, 0.3))
+        assert load.errors == 0
+        assert load.requests_per_s > 10
+        assert 0 < load.p50_ms <= load.p99_ms
+
+
+def judged(a: float, b: float, c: float, d: float, p99_ms: float = 5.0, errors: int = 0) -> bool:
+    rows = variants()
+    for row, rate in zip(rows, (a, b, c, d / 100), strict=True):
+        row.loads.append(Load(rate, 1.0, p99_ms, errors))
+    return render(rows, ceiling_per_s=100_000, memory_mb=200)[1]
+
+
+def test_aims_are_judged() -> None:
+    assert judged(1000, 5000, 8000, 50_000)
+    assert not judged(1001, 5000, 8000, 50_000)
+    assert not judged(1000, 5400, 8000, 50_000)
+    assert not judged(1000, 5000, 8000, 49_000)
+    assert not judged(1000, 5000, 8000, 50_000, p99_ms=11)
+    assert not judged(1000, 5000, 8000, 50_000, errors=1)
