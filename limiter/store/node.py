@@ -99,7 +99,7 @@ class Node:
             if reusable and generation == self._generation and not self._closed:
                 self._idle.append(connection)
             else:
-                await connection.disconnect(nowait=True)
+                await close(connection)
             self._permits.release()
 
     async def _take(self) -> AbstractConnection:
@@ -110,7 +110,7 @@ class Node:
                 connection = self._idle.pop()
                 if not await connection.can_read():  # readable while idle: closed by the server, or out of step
                     return connection
-                await connection.disconnect(nowait=True)
+                await close(connection)
             if self._closed:
                 raise StoreRefused(f"the link to {self.where} is closed")
             connecting = asyncio.create_task(self._connect())
@@ -141,7 +141,7 @@ class Node:
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
-            await connection.disconnect(nowait=True)
+            await close(connection)
             raise
         return connection
 
@@ -170,14 +170,14 @@ class Node:
             raise StoreUnavailable(f"{self.where}: {error}") from error
         finally:
             self._listening.discard(connection)
-            await connection.disconnect(nowait=True)
+            await close(connection)
 
     async def drop(self) -> None:
         """Forget all connections: idle ones now, others after their reply. Later calls connect anew."""
         self._generation += 1
         idle, self._idle = self._idle, []
         for connection in idle:
-            await connection.disconnect(nowait=True)
+            await close(connection)
 
     async def aclose(self) -> None:
         """Close for good. Calls under way may still finish."""
@@ -186,7 +186,7 @@ class Node:
             connecting.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
         for connection in list(self._listening):
-            await connection.disconnect(nowait=True)
+            await close(connection)
         await self.drop()
 
 
@@ -209,6 +209,14 @@ async def _pushed(connection: AbstractConnection) -> AsyncGenerator[tuple[bytes,
         else:
             asked = True
             await connection.send_packed_command(pack("PING"), check_health=False)
+
+
+async def close(connection: AbstractConnection) -> None:
+    """End a connection at once. A TLS one would wait for its peer's farewell, and the peer may be gone."""
+    writer = connection._writer  # noqa: SLF001  redis-py has no way to abort
+    if writer is not None:
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)
 
 
 async def _read_asking(connection: AbstractConnection) -> None:
