@@ -105,6 +105,7 @@ class Node:
     async def _take(self) -> AbstractConnection:
         """A connection to use, with the permit to use it."""
         await self._permits.acquire()
+        connection: AbstractConnection | None = None
         try:
             while self._idle:
                 connection = self._idle.pop()
@@ -115,6 +116,8 @@ class Node:
                 raise StoreRefused(f"the link to {self.where} is closed")
             connecting = asyncio.create_task(self._connect())
         except BaseException:
+            if connection is not None:  # taken from the stack, and nobody else will close it
+                await close(connection)
             self._permits.release()
             raise
         self._connecting.add(connecting)
