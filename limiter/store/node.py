@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Any
 
 import hiredis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, SSLConnection
 from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
@@ -216,7 +216,7 @@ async def _pushed(connection: AbstractConnection) -> AsyncGenerator[tuple[bytes,
 
 async def close(connection: AbstractConnection) -> None:
     """End a connection at once. A TLS one would wait for its peer's farewell, and the peer may be gone."""
-    writer = connection._writer  # noqa: SLF001  redis-py has no way to abort
+    writer = connection._writer if isinstance(connection, SSLConnection) else None  # noqa: SLF001  no way to abort
     if writer is not None:
         writer.transport.abort()
     await connection.disconnect(nowait=True)
