@@ -7,9 +7,11 @@ KEYS[4..] buckets       string records, see lib/record.lua; after them the idemp
 ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_us (0 = never), number of buckets
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params
-ARGV[4]   operations    flags, buckets, requests; a row per bucket; an idempotency key's number, fingerprint and memo
-RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict,
-          balance, charge, rate, capacity; limiter/store/layout.py reads it
+ARGV[4]   operations    flags, buckets, requests; a row per bucket; where a bucket has overload control the request's
+                        class and a draw in [0, 1); an idempotency key's number, fingerprint and memo
+RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict and
+          unit, balance, charge, rate, capacity; of an operation with a draw (status + SHEDS) also overloaded, quality,
+          and the class's share refused and rate; limiter/store/layout.py reads it
 HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= capacity; a debit stops at -debt_max;
           each bucket is read once and written once; what is not ours is left as it is ]]
 
@@ -18,10 +20,12 @@ HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= 
 
 local FIRST = 4
 local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED = 0, 1, 2, 3, 4, 5
-local PASSED, DEBITED, BLOCKED = 0, 1, 2
-local LEASE, DRY_RUN, IDEMPOTENT = 1, 2, 4
+local SHEDS = 16  -- added to the status of an operation that was subject to overload control
+local PASSED, DEBITED, BLOCKED, TURNED_AWAY = 0, 1, 2, 3
+local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
+local LEASE, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
 local IDEMPOTENCY_TTL_MS = 60000
-local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE = 16, 29, 33
+local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 58
 
 local reply, now_us, bucket_count = begin(KEYS[1], ARGV[1])
 if reply then return reply end
@@ -29,6 +33,7 @@ if reply then return reply end
 local params = unpack_params(ARGV[2])
 local records = read_records(KEYS, FIRST, bucket_count)
 local terms, unusable, touched = {}, {}, {}
+local unit, part = {}, {}  -- per bucket: IN_REQUESTS or 0, and how much of the whole limit's capacity it holds
 for i = 1, bucket_count do
   local term, record = params[unpack_struct('<H', ARGV[3], 2 * i - 1)], records[i]
   terms[i] = term
@@ -36,15 +41,31 @@ for i = 1, bucket_count do
     unusable[i] = OP_CORRUPT
   elseif not in_window(term, now_us) then
     unusable[i] = OP_WINDOW
-  elseif record then
-    advance(record, term, now_us)
   else
-    records[i] = fresh_record(term, now_us)
+    if record then
+      advance(record, term, now_us)
+    else
+      record = fresh_record(term, now_us)
+      records[i] = record
+    end
+    unit[i] = has(record[FLAGS], COUNTS_REQUESTS) and IN_REQUESTS or 0
+    part[i] = record[CAPACITY] / term.whole_capacity
   end
 end
 
 -- The operation at hand, a slot per bucket: reused, because a table per operation costs more than the decision.
 local index, learned, minimum, charge, verdict = {}, {}, {}, {}, {}
+
+-- Minimums are for the whole capacity: a bucket that holds a part of it, or counts in another unit, asks for as much of
+-- its own. One token stays one token, lest a part admit on a splinter of it, or never.
+local function part_of(whole, held, capacity)
+  local need = whole * held
+  if whole <= 0 then return need end
+  if held > 1 and whole <= 1 then return whole end
+  local least = whole < 1 and whole or 1
+  if least > capacity then least = capacity end
+  return need > least and need or least
+end
 
 -- W3. What is taken must be within the debt bound, or a minimum below it would be no limit at all. A quota is absolute
 -- (P4): it has to cover the charge as well. A lease (P9) takes only the share of what it wants that every bucket can
@@ -52,23 +73,31 @@ local index, learned, minimum, charge, verdict = {}, {}, {}, {}, {}
 local function judge(count, requests, leased)
   local granted, share = true, 1
   for i = 1, count do
-    local record, term = records[index[i]], terms[index[i]]
-    local balance, need, want = record[BALANCE], minimum[i], charge[i]
-    if term.counts_requests then
+    local at = index[i]
+    local record, term, need, want = records[at], terms[at], minimum[i], charge[i]
+    local balance, passed = record[BALANCE], true
+    if part[at] ~= 1 then
+      need = part_of(need, part[at], record[CAPACITY])
+      minimum[i] = need
+    end
+    if unit[at] ~= 0 then
       want = requests
     elseif learned[i] == 1 and record[CHARGE] > 0 then
       want = record[CHARGE]
       charge[i] = want
     end
-    local passed
     if leased then
       local available = balance - need
       passed = available > 0
       if passed and want * share > available and not term.shadow then share = available / want end
     else
-      local cover = term.quota and want or math.min(want - record[DEBT_MAX], record[CAPACITY])
-      if cover > need then need = cover end
-      passed = balance >= need
+      local cover = want
+      if not term.quota then
+        local capacity = record[CAPACITY]
+        cover = want - record[DEBT_MAX]
+        if cover > capacity then cover = capacity end
+      end
+      passed = balance >= need and balance >= cover
     end
     verdict[i] = passed and PASSED or BLOCKED
     if not (passed or term.shadow) then granted = false end
@@ -79,36 +108,110 @@ end
 -- Debit every bucket of a granted operation; one that only watches (P11) takes part as long as it would admit.
 local function commit(count, requests, granted, share)
   for i = 1, count do
-    local record, term = records[index[i]], terms[index[i]]
-    touched[index[i]] = true
+    local at = index[i]
+    local record = records[at]
+    touched[at] = true
     record[REQUESTS] = record[REQUESTS] + requests
-    if verdict[i] == BLOCKED then
-      record[REFUSED] = record[REFUSED] + requests
+    if verdict[i] >= BLOCKED then
+      if verdict[i] == BLOCKED then record[REFUSED] = record[REFUSED] + requests end
     elseif granted then
-      local taken = (term.counts_requests and requests or charge[i]) * share
-      if share < 1 and taken > record[BALANCE] - minimum[i] then taken = record[BALANCE] - minimum[i] end
+      local balance, taken = record[BALANCE], (unit[at] ~= 0 and requests or charge[i]) * share
+      if share < 1 and taken > balance - minimum[i] then taken = balance - minimum[i] end
       taken = collectable(record, taken)
-      record[BALANCE] = record[BALANCE] - taken
+      record[BALANCE] = balance - taken
       record[ADMITTED] = record[ADMITTED] + requests * share
-      record[WORK_CHARGED] = record[WORK_CHARGED] + (term.counts_requests and charge[i] * share or taken)
+      record[WORK_CHARGED] = record[WORK_CHARGED] + (unit[at] ~= 0 and charge[i] * share or taken)
       verdict[i], charge[i] = DEBITED, taken
     end
   end
 end
 
 local function answer(count, status)
-  local record = records[index[1]]
-  local rows = pack_struct('<BBdddd', status, verdict[1], record[BALANCE], charge[1], record[RATE], record[CAPACITY])
+  local at = index[1]
+  local record = records[at]
+  local rows = pack_struct('<BBdddd', status, verdict[1] + unit[at], record[BALANCE], charge[1], record[RATE],
+    record[CAPACITY])
   for i = 2, count do
-    record = records[index[i]]
-    rows = rows .. pack_struct('<Bdddd', verdict[i], record[BALANCE], charge[i], record[RATE], record[CAPACITY])
+    at = index[i]
+    record = records[at]
+    rows = rows .. pack_struct('<Bdddd', verdict[i] + unit[at], record[BALANCE], charge[i], record[RATE],
+      record[CAPACITY])
   end
   return rows
 end
 
+-- The class of the operation at hand and the chance it was given; only where a bucket has overload control.
+local class, draw
+
+-- Q4, S3: whether overload control turns the request away. A lease takes no more than the class may send now.
+local function turns_away(shedding, requests, leased, share)
+  if draw < shedding[SHED_SHARE + class] then return true, share end
+  if shedding[SHED_RATE + class] == 0 then return false, share end
+  local tokens = shedding[SHED_TOKENS + class]
+  if not leased then return tokens < 1, share end
+  if requests * share > tokens then share = tokens / requests end
+  return tokens <= 0, share
+end
+
+-- Overload control has the last word, so that the share it refuses is that of all requests.
+local function shed(count, requests, leased, share)
+  local granted = true
+  for i = 1, count do
+    local at = index[i]
+    local shedding = records[at][SHEDDING]
+    if shedding then
+      local turned_away, rest = turns_away(shedding, requests, leased, share)
+      if turned_away then verdict[i] = TURNED_AWAY elseif not terms[at].shadow then share = rest end
+    end
+    if verdict[i] >= BLOCKED and not terms[at].shadow then granted = false end
+  end
+  return granted, share
+end
+
+local function commit_classes(count, requests, share)
+  for i = 1, count do
+    local shedding = records[index[i]][SHEDDING]
+    if shedding and verdict[i] == TURNED_AWAY then
+      shedding[SHED + class] = shedding[SHED + class] + requests
+    elseif shedding and verdict[i] == DEBITED and shedding[SHED_RATE + class] > 0 then
+      local tokens, taken = shedding[SHED_TOKENS + class], requests * share
+      shedding[SHED_TOKENS + class] = taken < tokens and tokens - taken or 0
+    end
+  end
+end
+
+local function answer_drawn(count, status)
+  local rows = string.char(status + SHEDS)
+  for i = 1, count do
+    local at = index[i]
+    local record, overloaded, quality, refused_share, rate = records[at], 0, 1, 0, 0
+    local shedding = record[SHEDDING]
+    if shedding then
+      overloaded, quality = shedding[OVERLOADED], shedding[QUALITY]
+      refused_share, rate = shedding[SHED_SHARE + class], shedding[SHED_RATE + class]
+    end
+    rows = rows .. pack_struct('<BddddBddd', verdict[i] + unit[at], record[BALANCE], charge[i], record[RATE],
+      record[CAPACITY], overloaded, quality, refused_share, rate)
+  end
+  return rows
+end
+
+local function decide_drawn(flags, count, requests)
+  local leased = has(flags, LEASE)
+  local _, share = judge(count, requests, leased)
+  local granted
+  granted, share = shed(count, requests, leased, share)
+  if not has(flags, DRY_RUN) then
+    commit(count, requests, granted, share)
+    commit_classes(count, requests, share)
+  end
+  return answer_drawn(count, granted and OP_GRANTED or OP_REFUSED)
+end
+
 local function decide(flags, count, requests)
-  local granted, share = judge(count, requests, has(flags, LEASE))
-  if not has(flags, DRY_RUN) then commit(count, requests, granted, share) end
+  if flags >= DRAWN and has(flags, DRAWN) then return decide_drawn(flags, count, requests) end
+  local granted, share = judge(count, requests, flags ~= 0 and has(flags, LEASE))
+  if flags == 0 or not has(flags, DRY_RUN) then commit(count, requests, granted, share) end
   return answer(count, granted and OP_GRANTED or OP_REFUSED)
 end
 
@@ -120,7 +223,9 @@ local function recall(key)
   if type(kept) == 'table' or #kept < KEPT_SIZE or string.byte(kept) ~= LAYOUT then return false end
   local _, fingerprint, _, memo_size = unpack_struct('<Bc16dI', kept)
   local answer_size = #kept - KEPT_SIZE - memo_size
-  if answer_size < 1 or (answer_size - 1) % ANSWER_ROW_SIZE ~= 0 then return false end
+  if answer_size < 1 then return false end
+  local row_size = string.byte(kept, KEPT_SIZE + memo_size + 1) >= SHEDS and SHEDS_ROW_SIZE or ANSWER_ROW_SIZE
+  if (answer_size - 1) % row_size ~= 0 then return false end
   return fingerprint, string.sub(kept, 2 + FINGERPRINT_SIZE)
 end
 
@@ -137,7 +242,7 @@ local function decide_once(key, fingerprint, memo, flags, count, requests)
   return pack_struct('<BI', OP_REPLAYED, #first) .. first
 end
 
-local operations, at, answers = ARGV[4], 1, { begin_reply(now_us) }
+local operations, at, answers, answered = ARGV[4], 1, { begin_reply(now_us) }, 1
 local size = #operations
 while at <= size do
   local flags, count, requests, status, key, fingerprint, memo
@@ -147,16 +252,18 @@ while at <= size do
     index[i], learned[i], minimum[i], charge[i], at = unpack_struct('<HBdd', operations, at)
     status = status or unusable[index[i]]
   end
+  if flags >= DRAWN and has(flags, DRAWN) then class, draw, at = unpack_struct('<Bd', operations, at) end
   if flags >= IDEMPOTENT then
     key, fingerprint, memo, at = unpack_struct('<Hc16Ic0', operations, at)
     key = KEYS[FIRST + bucket_count + key - 1]
   end
+  answered = answered + 1
   if status then
-    answers[#answers + 1] = string.char(status)
+    answers[answered] = string.char(status)
   elseif key then
-    answers[#answers + 1] = decide_once(key, fingerprint, memo, flags, count, requests)
+    answers[answered] = decide_once(key, fingerprint, memo, flags, count, requests)
   else
-    answers[#answers + 1] = decide(flags, count, requests)
+    answers[answered] = decide(flags, count, requests)
   end
 end
 

@@ -4,15 +4,14 @@ Runs without memory to spare too (allow-oom): a store that is full must still ta
 KEYS[1]   reply         string, this call's reply, kept so that a repeat changes nothing
 KEYS[2]   sampling      string, number of the sampling epoch, moved by the controller
 KEYS[3]   touched       list of the buckets changed since the last sampling
-KEYS[4..] buckets       string records, see lib/record.lua; after them a tombstone for each reservation, which lives
-                        until its deadline plus SETTLE_GRACE_US
+KEYS[4..] buckets       string records, see lib/record.lua; after them a tombstone for each reservation
 ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_us (0 = never), number of buckets
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params, 0 where its policy is gone
-ARGV[4]   operations    tombstone, final, buckets, work, requests, latency_ms, expected_ms, acquired_us, deadline_us;
-                        a row per bucket: number, whether the charge is in requests, charge, weight
+ARGV[4]   operations    tombstone, final and class (bits), buckets, work, requests, latency_ms, expected_ms, acquired_us,
+                        deadline_us; a row per bucket: number, bits, charge, weight, its own expected_ms if a bit says so
 RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work and a row per
-          bucket: present, balance, adjusted, uncollected, rate, capacity; limiter/store/layout.py reads it
+          bucket: present and unit, balance, adjusted, uncollected, rate, capacity; limiter/store/layout.py reads it
 HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a debit stops at -debt_max and counts
           the rest; after the deadline nothing is refunded; what is not ours is left as it is ]]
 
@@ -22,6 +21,9 @@ HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a
 local FIRST = 4
 local OP_SETTLED, OP_DUPLICATE, OP_CONFLICT, OP_GONE, OP_CORRUPT = 1, 2, 3, 4, 5
 local OPEN, FINAL = 1, 2
+local IN_CLASS = 2  -- times the class (0 to 3), beside final
+local EXPECTS = 2   -- beside whether the charge is in requests
+local PRESENT, IN_REQUESTS = 1, 2  -- added together: there is such a bucket, and it counts requests now
 local SETTLE_GRACE_US = 60000000  -- how long after its deadline a reservation may still be settled
 
 local reply, now_us, bucket_count = begin(KEYS[1], ARGV[1])
@@ -42,15 +44,23 @@ for i = 1, bucket_count do
 end
 
 -- The operation at hand, with a slot per bucket, and what its tombstone says; reused, as tables are dear.
-local final, work, requests, latency_ms, expected_ms, acquired_us, deadline_us
-local index, in_requests, charge, weight = {}, {}, {}, {}
+local final, class, work, requests, latency_ms, expected_ms, acquired_us, deadline_us
+local index, in_requests, charge, weight, expects = {}, {}, {}, {}, {}
 local state, late, work_before
+local slacks = {}  -- per bucket: the least of expected - actual in this call, ms
 local accounted, uncollected = {}, {}  -- per bucket: what it was debited so far, and what of that it could not pay
 
 local function read_rows(operations, at, count)
   local sound = true
   for i = 1, count do
-    index[i], in_requests[i], charge[i], weight[i], at = unpack_struct('<HBdd', operations, at)
+    local bits
+    index[i], bits, charge[i], weight[i], at = unpack_struct('<HBdd', operations, at)
+    expects[i] = expected_ms
+    if bits >= EXPECTS then
+      bits = bits - EXPECTS
+      expects[i], at = unpack_struct('<d', operations, at)
+    end
+    in_requests[i] = bits
     if corrupt[index[i]] then sound = false end
   end
   return at, sound
@@ -88,19 +98,31 @@ local function within_threshold(record, delta, charged)
   return math.abs(delta) <= threshold
 end
 
+-- R10: what one unit of the charge is worth in the bucket as it counts now; nil: nothing. Work charged before the bucket
+-- began to count requests is worth as much time as it was then. A request token was the price, whatever the work.
+local function worth(record, i)
+  local counts_requests = has(record[FLAGS], COUNTS_REQUESTS)
+  if counts_requests == (in_requests[i] == 1) then return 1 end
+  if not counts_requests or has(record[FLAGS], QUOTA) then return nil end
+  local tokens = record[RATE] / record[COMMITTED]
+  return tokens > 0 and tokens < math.huge and tokens or nil
+end
+
 -- W5, R9: bring what one bucket was debited to the target; what the debt bound cuts off is counted.
-local function correct(record, i, target, refundable)
+local function correct(record, i, target, worth_each, refundable)
   local delta = target - accounted[i]
   if delta > 0 then
-    local taken = collectable(record, delta)
+    local owed = delta * worth_each
+    local taken = collectable(record, owed)
     record[BALANCE] = record[BALANCE] - taken
-    uncollected[i] = uncollected[i] + (delta - taken)
-    record[UNCOLLECTED] = record[UNCOLLECTED] + (delta - taken)
+    local lost = (owed - taken) / worth_each
+    uncollected[i] = uncollected[i] + lost
+    record[UNCOLLECTED] = record[UNCOLLECTED] + lost
   elseif delta < 0 and refundable then
     local forgiven = math.min(-delta, uncollected[i])
     uncollected[i] = uncollected[i] - forgiven
     record[UNCOLLECTED] = record[UNCOLLECTED] - forgiven
-    record[BALANCE] = math.min(record[BALANCE] + (-delta - forgiven), record[CAPACITY])
+    record[BALANCE] = math.min(record[BALANCE] + (-delta - forgiven) * worth_each, record[CAPACITY])
   else
     return
   end
@@ -116,32 +138,44 @@ local function count_latency(record)
     if step >= OCTAVES * STEPS then step = OCTAVES * STEPS - 1 end
   end
   local counts, at = record[HISTOGRAM], step * 8 + 1
+  if record[FLAGS] >= OVERLOAD then at = at + class * HISTOGRAM_SIZE end
   record[HISTOGRAM] = string.sub(counts, 1, at - 1) .. pack_struct('<d', unpack_struct('<d', counts, at) + 1)
     .. string.sub(counts, at + 8)
 end
 
+-- Q2, Q5: how a class fares against what it expects.
+local function count_class(shedding, i)
+  shedding[TIMED + class] = shedding[TIMED + class] + 1
+  if latency_ms > expects[i] then shedding[LATE + class] = shedding[LATE + class] + 1 end
+  local slack, least = expects[i] - latency_ms, slacks[index[i]] or math.huge
+  if slack < least then slacks[index[i]] = slack end
+end
+
 -- Whatever is final is counted once.
-local function count(record, target)
+local function count(record, target, i)
   record[SETTLES] = record[SETTLES] + requests
   if requests > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / requests end
-  if latency_ms > expected_ms then record[MISSED] = record[MISSED] + 1 end
+  if latency_ms > expects[i] then record[MISSED] = record[MISSED] + 1 end
   if record[HISTOGRAM] ~= '' and latency_ms >= 0 then count_latency(record) end
+  if record[FLAGS] >= OVERLOAD and latency_ms >= 0 then count_class(record[SHEDDING], i) end
 end
 
 local function settle_bucket(record, i)
-  local target, counts_requests = work * weight[i], has(record[FLAGS], COUNTS_REQUESTS)
+  local target, worth_each = work * weight[i], worth(record, i)
   record[WORK_SETTLED] = record[WORK_SETTLED] + (work - work_before) * weight[i]
   if final == 0 then
-    if not counts_requests and in_requests[i] == 0 and target > accounted[i] then correct(record, i, target, false) end
+    if worth_each and in_requests[i] == 0 and target > accounted[i] then
+      correct(record, i, target, worth_each, false)
+    end
     return
   end
-  count(record, target)
-  if counts_requests ~= (in_requests[i] == 1) then return end  -- the policy counts in another unit since
-  if counts_requests then target = requests end
+  count(record, target, i)
+  if not worth_each then return end
+  if in_requests[i] == 1 then target = requests end
   if within_threshold(record, target - accounted[i], charge[i]) then return end
   -- A refund never reaches past a quota's window: what it would give back belongs to a period that is over.
   local same_window = not has(record[FLAGS], QUOTA) or acquired_us >= record[WINDOW_START]
-  correct(record, i, target, late == 0 and same_window)
+  correct(record, i, target, worth_each, late == 0 and same_window)
 end
 
 local function move(buckets)
@@ -169,7 +203,8 @@ local function answer(status, buckets)
     local record, adjusted = records[index[i]], accounted[i] - charge[i]
     if record then
       if record[BALANCE] < -record[STOP_DEBT] then stop = 1 end
-      rows[i] = pack_struct('<Bddddd', 1, record[BALANCE], adjusted, uncollected[i], record[RATE], record[CAPACITY])
+      local present = has(record[FLAGS], COUNTS_REQUESTS) and PRESENT + IN_REQUESTS or PRESENT
+      rows[i] = pack_struct('<Bddddd', present, record[BALANCE], adjusted, uncollected[i], record[RATE], record[CAPACITY])
     else
       rows[i] = pack_struct('<Bddddd', 0, 0, adjusted, uncollected[i], 0, 0)
     end
@@ -194,10 +229,15 @@ while at <= size do
   local tombstone, buckets, sound
   tombstone, final, buckets, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, at =
     unpack_struct('<HBBdddddd', operations, at)
+  class = 0
+  if final >= IN_CLASS then
+    class = math.floor(final / IN_CLASS)
+    final = final % IN_CLASS
+  end
   at, sound = read_rows(operations, at, buckets)
   answers[#answers + 1] = settle(KEYS[FIRST + bucket_count + tombstone - 1], buckets, sound)
 end
 
-write_records(records, touched, FIRST, now_us)
+write_records(records, touched, FIRST, now_us, slacks)
 for key, raw in pairs(tombstones) do call('SET', key, raw, 'PX', tombstone_ttls_ms[key]) end
 return finish(KEYS[1], answers)

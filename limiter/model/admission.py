@@ -1,8 +1,9 @@
 """What a class of request needs to find in a bucket, and when it will.
 
-minimum of a class = max(minimum, reserve)   a class that must leave something for others (W11)
-                     min(minimum, reserve)   a class that may borrow: its reserve is negative
-wait               = (minimum − balance) / rate
+minimum of a class  = max(minimum, reserve)   a class that must leave something for others (W11)
+                      min(minimum, reserve)   a class that may borrow: its reserve is negative
+minimum of a bucket = minimum · part          of one that holds a part of the whole capacity; one token stays one
+wait                = (minimum − balance) / rate
 """
 
 from __future__ import annotations
@@ -15,6 +16,18 @@ def class_minimum(minimum: float, reserve: float | None) -> float:
     if reserve is None:
         return minimum
     return max(minimum, reserve) if reserve >= 0 else min(minimum, reserve)
+
+
+def part_of_minimum(minimum: float, *, part: float, capacity: float) -> float:
+    """What a bucket asks for that holds a part of the whole capacity, or counts in another unit than the minimum.
+
+    One token stays one token, lest a part admit on a splinter of it, or never.
+    """
+    if minimum <= 0:
+        return minimum * part
+    if part > 1 and minimum <= 1:
+        return minimum
+    return max(minimum * part, min(minimum, 1.0, capacity))
 
 
 def needed(minimum: float, charge: float, *, debt_max: float, capacity: float, is_quota: bool) -> float:

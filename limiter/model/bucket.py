@@ -2,6 +2,8 @@
 
     balance = min(capacity, balance + elapsed · rate)      a rate bucket between two requests (W1)
     balance = capacity at the start of each window         a quota (P4)
+    balance = balance · new rate / old rate                when it begins to count in another unit (R10)
+    terms   = share · the policy's                         where partitions divide a limit (R9, B5)
 
 Both sides compute in float64 in the same order, so that a test can compare them bit for bit. The order of
 operations below is therefore part of the meaning: `a * b / c` is not `a * (b / c)`.
@@ -12,6 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import IntFlag
+
+from limiter.model import shedding
+from limiter.model.shedding import CLASSES, Shedding
 
 STEP_BACK_MAX_US = 1_000_000
 """A clock that steps back by at most this waits for the past to catch up; a larger step re-anchors (T1, T2)."""
@@ -32,62 +37,86 @@ HISTOGRAM_STEPS = OCTAVES * STEPS
 
 
 class Flags(IntFlag):
-    """How a bucket counts, and how its policy wants it treated. A record keeps the first three."""
+    """How a bucket counts, and how its policy wants it treated. A record keeps all but the last."""
 
     NONE = 0
     QUOTA = 1
     COUNTS_REQUESTS = 2
     HISTOGRAM = 4
-    SHADOW = 8
+    DIVIDED = 8
+    """The limit is divided over partitions: params say the whole, each record holds a share of it."""
+    AUTO = 16
+    """The record's own COUNTS_REQUESTS says how it counts, and only the controller changes that (R10)."""
+    OVERLOAD = 32
+    """The policy has an `overload` block: the record knows of classes (`limiter.model.shedding`)."""
+    SHADOW = 64
 
 
 KIND = Flags.QUOTA | Flags.COUNTS_REQUESTS
-RECORD_FLAGS = KIND | Flags.HISTOGRAM
+RECORD_FLAGS = KIND | Flags.HISTOGRAM | Flags.DIVIDED | Flags.AUTO | Flags.OVERLOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """What a policy says of one bucket, resolved to units and seconds."""
+    """What a policy says of its buckets, resolved to units and seconds: the whole limit, even where it is divided."""
 
     flags: Flags = Flags.NONE
     committed: float = 0.0
-    """The policy's rate (units of work a second)."""
-    rate: float = 0.0
-    """Refill a second: the committed rate; for a request bucket the cap it starts with."""
+    """The policy's rate (units of work a second); what a bucket of work refills at."""
+    cap: float = 0.0
+    """Requests a second that a bucket starts with when it counts requests; steered from there on."""
     capacity: float
-    """Work units; a request bucket's fixed part of its burst; a quota's limit."""
+    """Most work a bucket may hold; a quota's limit."""
+    burst: float = 0.0
+    """Most requests a bucket may hold when it counts requests: the fixed part."""
     burst_s: float = 0.0
-    """A request bucket's burst as time at its cap: follows the cap (R7)."""
+    """And the part given as time at the cap, which follows the cap (R7)."""
     debt_max: float
+    """Work that may be owed. A request bucket may owe for as long: `debt_max · cap / committed` requests."""
     settle_threshold: float = 0.0
     """W6: units if positive, a share of the charge if negative."""
     stop_debt: float = math.inf
     """W7: debt beyond which progress is answered with *stop*."""
     window_start_us: int = 0
     window_end_us: int = 0
+    partitions: int = 1
+    """How many partitions divide this limit."""
 
     # Derived, because asking an enum for each request is dear.
     is_quota: bool = field(init=False, repr=False, compare=False)
     """A limit over a calendar window instead of a rate (P4)."""
     counts_requests: bool = field(init=False, repr=False, compare=False)
     """One token a request, whatever its work (R)."""
+    is_divided: bool = field(init=False, repr=False, compare=False)
+    is_auto: bool = field(init=False, repr=False, compare=False)
     is_shadow: bool = field(init=False, repr=False, compare=False)
     """Counts and reports, refuses nothing (P11)."""
+    whole_capacity: float = field(init=False, repr=False, compare=False)
+    """What an undivided bucket holds at the start, in the unit that minimums are given in."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_quota", Flags.QUOTA in self.flags)
-        object.__setattr__(self, "counts_requests", Flags.COUNTS_REQUESTS in self.flags)
-        object.__setattr__(self, "is_shadow", Flags.SHADOW in self.flags)
-        for name in ("committed", "rate", "burst_s", "debt_max", "stop_debt"):
+        flags = self.flags
+        capacity = self.capacity
+        if flags & KIND == Flags.COUNTS_REQUESTS:
+            capacity = max(1.0, self.burst + self.burst_s * self.cap)
+        object.__setattr__(self, "is_quota", Flags.QUOTA in flags)
+        object.__setattr__(self, "counts_requests", Flags.COUNTS_REQUESTS in flags)
+        object.__setattr__(self, "is_divided", Flags.DIVIDED in flags)
+        object.__setattr__(self, "is_auto", Flags.AUTO in flags)
+        object.__setattr__(self, "is_shadow", Flags.SHADOW in flags)
+        object.__setattr__(self, "whole_capacity", capacity)
+        for name in ("committed", "cap", "burst", "burst_s", "debt_max", "stop_debt"):
             assert getattr(self, name) >= 0, name
-        for name in ("committed", "rate", "capacity", "burst_s", "debt_max", "settle_threshold"):
-            assert math.isfinite(getattr(self, name)), name
-        for name in ("committed", "rate", "capacity", "debt_max"):
+        assert math.isfinite(self.settle_threshold), "settle_threshold"
+        for name in ("committed", "cap", "capacity", "burst", "debt_max"):
             assert getattr(self, name) <= RATE_MAX, name
         assert self.burst_s <= BURST_MAX_S, "burst_s"
-        assert self.is_quota or (self.committed > 0 and self.rate > 0), "rate"
-        assert self.capacity > 0 or (self.counts_requests and not self.is_quota), "capacity"
+        assert self.capacity > 0, "capacity"
+        assert self.is_quota or self.committed > 0, "committed"
+        assert self.is_quota or not (self.counts_requests or self.is_auto) or self.cap > 0, "cap"
         assert not self.is_quota or 0 <= self.window_start_us < self.window_end_us < RATE_MAX, "window"
+        assert not (self.is_auto and flags & KIND), "an auto bucket says for itself how it counts"
+        assert self.is_divided == (self.partitions > 1), "partitions"
 
     def holds(self, now_us: int) -> bool:
         """Whether a decision at this time may use these parameters: a quota's window must hold it (T4)."""
@@ -105,7 +134,7 @@ class Record:
     """For a quota: the end of its window (us)."""
     capacity: float
     committed: float
-    """For a quota: the start of its window (us)."""
+    """The policy's rate, as far as this bucket's share of it goes. For a quota: the start of its window (us)."""
     debt_max: float
     settle_threshold: float
     stop_debt: float
@@ -123,6 +152,15 @@ class Record:
     missed: float = 0.0
     uncollected: float = 0.0
     histogram: list[float] = field(default_factory=list)
+    """Counts of latencies; with overload control those of each class, one after the other."""
+    share: float = 0.0
+    """Part of a divided limit, as the controller gave it (B5)."""
+    share_until_us: float = 0.0
+    """When that ends, and the bucket falls back to an equal part."""
+    share_partitions: float = 0.0
+    """Of how many partitions it was a part: with another number of them it means nothing."""
+    shedding: Shedding | None = None
+    """What overload control goes by, where the policy has any."""
 
     @property
     def is_quota(self) -> bool:
@@ -137,29 +175,72 @@ class Record:
 
 def fresh(params: Params, now_us: int) -> Record:
     """Make a bucket that was never used, or not for so long that it is full again."""
-    rate, committed = params.rate, params.committed
-    if params.is_quota:
-        rate, committed = float(params.window_end_us), float(params.window_start_us)
-    capacity = capacity_of(params, rate)
-    return Record(
+    record = Record(
         flags=params.flags & RECORD_FLAGS,
         updated_us=float(now_us),
-        balance=capacity,
-        rate=rate,
-        capacity=capacity,
-        committed=committed,
-        debt_max=params.debt_max,
-        settle_threshold=params.settle_threshold,
-        stop_debt=params.stop_debt,
-        histogram=[0.0] * HISTOGRAM_STEPS if Flags.HISTOGRAM in params.flags else [],
+        balance=0.0,
+        rate=0.0,
+        capacity=0.0,
+        committed=0.0,
+        debt_max=0.0,
+        settle_threshold=0.0,
+        stop_debt=0.0,
+        histogram=_no_latencies(params),
+        shedding=_no_shedding(params),
     )
+    share = share_of(record, params, now_us)
+    _begin_terms(record, params, share)
+    _adopt_bounds(record, params, share)
+    record.balance = record.capacity
+    return record
 
 
-def capacity_of(params: Params, rate: float) -> float:
-    """Most the balance may be. A burst below one token could never admit anything."""
-    if not params.counts_requests or params.is_quota:
-        return params.capacity
-    return max(1.0, params.capacity + params.burst_s * rate)
+def share_of(record: Record, params: Params, now_us: int) -> float:
+    """The part of a divided limit that a bucket holds: what it was given, or else an equal part (B5)."""
+    if not params.is_divided:
+        return 1.0
+    if now_us < record.share_until_us and record.share_partitions == params.partitions:
+        return record.share
+    return 1.0 / params.partitions
+
+
+def _burst_of(params: Params, share: float, cap: float) -> float:
+    """Fewer than one token could never admit anything."""
+    return max(1.0, params.burst * share + params.burst_s * cap)
+
+
+def _begin_terms(record: Record, params: Params, share: float) -> None:
+    """The rates and the capacity that a bucket starts with, by how its flags say it counts."""
+    if params.is_quota:
+        record.rate, record.committed = float(params.window_end_us), float(params.window_start_us)
+        record.capacity = params.capacity * share
+    elif record.counts_requests:
+        record.rate, record.committed = params.cap * share, params.committed * share
+        record.capacity = _burst_of(params, share, record.rate)
+    else:
+        record.rate = record.committed = params.committed * share
+        record.capacity = params.capacity * share
+
+
+def _adopt_bounds(record: Record, params: Params, share: float) -> None:
+    """How much may be owed: by a request bucket for as long as by a work bucket."""
+    if record.flags & KIND == Flags.COUNTS_REQUESTS:
+        record.debt_max = params.debt_max * record.rate / params.committed
+        record.stop_debt = params.stop_debt * record.rate / params.committed
+    else:
+        record.debt_max = params.debt_max * share
+        record.stop_debt = params.stop_debt * share
+    record.settle_threshold = params.settle_threshold
+
+
+def _no_latencies(params: Params) -> list[float]:
+    if Flags.HISTOGRAM not in params.flags:
+        return []
+    return [0.0] * (HISTOGRAM_STEPS * (len(CLASSES) if Flags.OVERLOAD in params.flags else 1))
+
+
+def _no_shedding(params: Params) -> Shedding | None:
+    return Shedding() if Flags.OVERLOAD in params.flags else None
 
 
 def advance(record: Record, params: Params, now_us: int) -> None:
@@ -168,7 +249,7 @@ def advance(record: Record, params: Params, now_us: int) -> None:
     refill(record, now_us)
     if params.is_quota and record.is_quota:
         _roll(record, params, stepped_back=stepped_back)
-    _adopt(record, params)
+    adopt(record, params, now_us)
 
 
 def refill(record: Record, now_us: int) -> None:
@@ -177,6 +258,8 @@ def refill(record: Record, now_us: int) -> None:
     if elapsed_us > 0:
         if not record.is_quota:
             record.balance = min(record.balance + elapsed_us * record.rate / 1e6, record.capacity)
+        if record.shedding is not None:
+            shedding.refill(record.shedding, elapsed_us)
         record.updated_us = float(now_us)
     elif elapsed_us < -STEP_BACK_MAX_US:
         record.updated_us = float(now_us)
@@ -193,35 +276,59 @@ def _roll(record: Record, params: Params, *, stepped_back: bool) -> None:
     record.rate = float(params.window_end_us)
 
 
-def _adopt(record: Record, params: Params) -> None:
-    """Let a changed policy reach the live bucket: debt survives, surplus is clamped, nothing is refilled."""
+def adopt(record: Record, params: Params, now_us: int) -> None:
+    """Let a changed policy, or share of one, reach the live bucket: debt survives, surplus is clamped, no refill."""
     if record.flags != params.flags & RECORD_FLAGS:
-        _convert(record, params)
+        _convert(record, params, now_us)
+    share = share_of(record, params, now_us)
+    capacity = params.capacity * share
     if params.is_quota:
-        record.balance = record.balance + (params.capacity - record.capacity)
-        record.capacity = params.capacity
+        record.balance = record.balance + (capacity - record.capacity)
     else:
-        if not params.counts_requests:
-            record.rate = params.rate
-        elif record.committed != params.committed:
-            # The cap keeps its proportion to the committed rate.
-            cap = record.rate * params.committed / record.committed
-            record.rate = cap if 0 < cap < RATE_MAX else params.rate
-        record.committed = params.committed
-        record.capacity = capacity_of(params, record.rate)
-    record.balance = min(record.balance, record.capacity)
-    record.debt_max = params.debt_max
-    record.settle_threshold = params.settle_threshold
-    record.stop_debt = params.stop_debt
+        committed = params.committed * share
+        if not record.counts_requests:
+            record.rate = committed
+        else:
+            if record.committed != committed:
+                # The cap keeps its proportion to the committed rate.
+                cap = record.rate * committed / record.committed
+                record.rate = cap if 0 < cap < RATE_MAX else params.cap * share
+            capacity = _burst_of(params, share, record.rate)
+        record.committed = committed
+    record.capacity = capacity
+    record.balance = min(record.balance, capacity)
+    _adopt_bounds(record, params, share)
 
 
-def _convert(record: Record, params: Params) -> None:
-    """Keep the share of the capacity that was left, debt included, when a policy's mechanism changes (R10)."""
-    renewed = fresh(params, 0)
-    if record.flags & KIND != params.flags & KIND:
-        record.balance = record.balance / record.capacity * renewed.capacity
-        record.rate, record.capacity, record.committed = renewed.rate, renewed.capacity, renewed.committed
-    record.flags, record.histogram = renewed.flags, renewed.histogram
+def _convert(record: Record, params: Params, now_us: int) -> None:
+    """Become the kind of bucket that the policy wants now. An auto bucket goes on counting as it counts."""
+    before, flags = record.flags, params.flags & RECORD_FLAGS
+    if params.is_auto and before & KIND == Flags.COUNTS_REQUESTS:
+        flags |= Flags.COUNTS_REQUESTS
+    if (before ^ flags) & (Flags.HISTOGRAM | Flags.OVERLOAD):
+        record.histogram = _no_latencies(params)
+    if (before ^ flags) & Flags.OVERLOAD:
+        record.shedding = _no_shedding(params)
+    if (before ^ flags) & Flags.DIVIDED:
+        record.share = record.share_until_us = record.share_partitions = 0.0
+    if before & KIND != flags & KIND:
+        recount(record, params, share_of(record, params, now_us), flags)
+    record.flags = flags
+
+
+def recount(record: Record, params: Params, share: float, flags: Flags, cap: float | None = None) -> None:
+    """Count in another unit from now on, with a balance worth as much time as before, debt and surplus alike (R10).
+
+    Where a quota is involved there is no such time: the balance keeps its share of the capacity.
+    """
+    balance, rate, capacity = record.balance, record.rate, record.capacity
+    timeless = params.is_quota or record.is_quota
+    record.flags = flags
+    _begin_terms(record, params, share)
+    if cap is not None:
+        record.rate = cap
+    balance = balance / capacity * record.capacity if timeless else balance * record.rate / rate
+    record.balance = max(-RATE_MAX, balance)
 
 
 def collectable(record: Record, amount: float) -> float:
@@ -230,14 +337,19 @@ def collectable(record: Record, amount: float) -> float:
 
 
 def ttl_ms(record: Record, now_us: int) -> int:
-    """How long to keep the record: until it would be full, and a while longer."""
-    if record.is_quota:
-        ms = (record.rate - now_us) / 1000
-    else:
-        ms = (record.capacity - record.balance) / record.rate * 1000 if record.rate else math.inf
+    """How long to keep the record: until it would be full and its share has ended, and a while longer."""
+    ms = _full_in_ms(record, now_us)
+    if Flags.DIVIDED in record.flags:
+        ms = max(ms, (record.share_until_us - now_us) / 1000)
     if not ms < TTL_MAX_MS:
         return TTL_MAX_MS
     return max(0, math.ceil(ms)) + IDLE_TTL_MS
+
+
+def _full_in_ms(record: Record, now_us: int) -> float:
+    if record.is_quota:
+        return (record.rate - now_us) / 1000
+    return (record.capacity - record.balance) / record.rate * 1000
 
 
 def histogram_step(latency_ms: float) -> int:

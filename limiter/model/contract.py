@@ -50,6 +50,37 @@ class SettleRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """How many requests a lease has served."""
 
 
+SIGNALS_MAX = 16
+SOURCE_MAX = 64
+SIGNAL_NAME_MAX = 64
+
+
+class SignalRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """How busy a service is (G5). Without a key, for every bucket of the policy."""
+
+    policy: Annotated[str, Meta(min_length=1, max_length=64)]
+    source: Annotated[str, Meta(min_length=1, max_length=SOURCE_MAX)]
+    """Who reports: its next report takes the place of this one."""
+    signals: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=SIGNAL_NAME_MAX)], Work],
+        Meta(min_length=1, max_length=SIGNALS_MAX),
+    ]
+    """Loads by name, in the unit of the policy's target for each."""
+    namespace: Text = "default"
+    key: Annotated[dict[Annotated[str, Meta(min_length=1, max_length=64)], Text], Meta(max_length=32)] | None = None
+    """The bucket, by the dimensions that the policy is split by."""
+
+
+class SignalsTaken(Struct, frozen=True):
+    """Where a report was put."""
+
+    bucket: str
+    """Its name; the policy's for all of them."""
+    partitions: int
+    """In how many partitions."""
+    signals: dict[str, float]
+
+
 class LimitState(Struct, frozen=True):
     """One policy's part in a decision, with the state its bucket is left in."""
 
@@ -81,7 +112,7 @@ class Granted(Struct, frozen=True):
     replayed: bool = False
 
 
-Reason = Literal["work", "request_rate", "quota", "overload", "uncovered"]
+Reason = Literal["work", "request_rate", "quota", "overload"]
 
 
 class Refused(Struct, frozen=True):
@@ -95,6 +126,7 @@ class Refused(Struct, frozen=True):
     detail: str
     degraded: bool = False
     replayed: bool = False
+    overloaded: bool = False
 
 
 Decision = Granted | Refused

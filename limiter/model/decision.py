@@ -1,40 +1,63 @@
-"""From what the buckets said to what the caller is told (B1, G6).
+"""From what the buckets said to what the caller is told (B1, G6, S4, Q6).
 
 binding limit = of those that refused, the one that takes longest to pass
 retry after   = its wait: (need − balance) / rate, or the end of a quota's window; never, if it never will
+by overload   = about a second, or a token's time where the class is limited, spread by the draw so that callers do not
+                come back together; never, where half of the class or more is refused
+quality       = the least of all limits;    overloaded = any of them;    a shadow has no say
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
-from limiter.model.admission import needed, wait_us
+from limiter.model.admission import needed, part_of_minimum, wait_us
 from limiter.model.bucket import Params
 from limiter.model.contract import LimitState, Reason, Refused
 from limiter.model.limit import Limit
-from limiter.model.operations import BucketAnswer, Verdict, Want
+from limiter.model.operations import BucketAnswer, Lot, Pressure, Verdict, Want
 
 YEAR_S = 31_536_000.0
 """JSON knows no infinity: a year stands for never."""
 
+YEAR_MS = YEAR_S * 1000
+
+SHED_NEVER_SHARE = 0.5
+"""Where so much of a class is refused, another attempt is more likely to add to the trouble than to pass (G6)."""
+
+SHED_WAIT_S = 1.0
+"""The controller moves about once a second: sooner nothing will have changed."""
+
+_BLOCKED, _TURNED_AWAY = Verdict.BLOCKED, Verdict.TURNED_AWAY
+
 _REASONS: dict[str, Reason] = {"work": "work", "requests": "request_rate", "quota": "quota"}
 
 
-def limit_state(
-    limit: Limit, params: Params, answer: BucketAnswer, *, now_us: int, wait_us: float | None = None
-) -> LimitState:
-    """One limit's part in a decision; `wait_us` is how long until it would pass, if it does not."""
-    _, balance, _, rate, capacity = answer
+def mechanism(limit: Limit, answer: BucketAnswer) -> Literal["work", "requests", "quota"]:
+    """How a limit's bucket counts now: an auto one says for itself (R10)."""
+    if limit.mechanism == "auto":
+        return "requests" if answer.in_requests else "work"
+    return limit.mechanism
+
+
+def limit_state(limit: Limit, params: Params, answer: BucketAnswer, now_us: int, wait_us: float | None) -> LimitState:
+    """One limit's part in a decision; `wait_us` is how long until it would pass, None if it does."""
+    balance, rate, capacity = answer.balance, answer.rate, answer.capacity
     if limit.mechanism == "quota":
         rate, window_s = 0.0, (params.window_end_us - params.window_start_us) / 1e6
         reset_ms = (params.window_end_us - now_us) / 1e3
     else:
         window_s = capacity / rate
         reset_ms = (capacity - balance) / rate * 1e3 if wait_us is None else wait_us / 1e3
+    if window_s > YEAR_S:
+        window_s = YEAR_S
+    if reset_ms > YEAR_MS:
+        reset_ms = YEAR_MS
     return LimitState(
-        limit.name, limit.mechanism, balance, capacity, rate, limit.shadow, wait_us is None,
-        min(YEAR_S, window_s), min(YEAR_S * 1000.0, reset_ms),
+        limit.name, mechanism(limit, answer), balance, capacity, rate, limit.shadow, wait_us is None,
+        window_s, reset_ms,
     )  # fmt: skip
 
 
@@ -42,25 +65,20 @@ def limit_states(
     limits: Sequence[Limit],
     wants: Sequence[Want],
     answers: Sequence[BucketAnswer],
-    *,
     requests: float,
     now_us: int,
+    lot: Lot | None = None,
 ) -> tuple[LimitState, ...]:
     """Every limit's part."""
-    return tuple(
-        [
-            limit_state(
-                limit,
-                want.params,
-                answer,
-                now_us=now_us,
-                wait_us=_wait_us(limit, want, answer, requests=requests, now_us=now_us)
-                if answer.verdict is Verdict.BLOCKED
-                else None,
-            )
-            for limit, want, answer in zip(limits, wants, answers, strict=True)
-        ]
-    )
+    states = []
+    for limit, want, answer in zip(limits, wants, answers, strict=True):
+        wait_us = None
+        if answer.verdict is _BLOCKED:
+            wait_us = _wait_us(limit, want, answer, requests=requests, now_us=now_us)
+        elif answer.verdict is _TURNED_AWAY:
+            wait_us = _shed_wait_us(answer, lot)
+        states.append(limit_state(limit, want.params, answer, now_us, wait_us))
+    return tuple(states)
 
 
 def refusal(
@@ -70,27 +88,52 @@ def refusal(
     *,
     requests: float,
     now_us: int,
-    hopeless: bool,
     degraded: bool = False,
+    lot: Lot | None = None,
 ) -> Refused:
-    """Why not, and whether and when to come back. `hopeless`: too many are retrying already."""
-    waits = [
-        _wait_us(limit, want, answer, requests=requests, now_us=now_us)
-        if answer.verdict is Verdict.BLOCKED and not limit.shadow
-        else -1.0
-        for limit, want, answer in zip(limits, wants, answers, strict=True)
-    ]
+    """Why not, and whether and when to come back: not while too many who meet this limit are retrying (G6)."""
+    waits = []
+    for limit, want, answer in zip(limits, wants, answers, strict=True):
+        if limit.shadow or answer.verdict not in (_BLOCKED, _TURNED_AWAY):
+            waits.append(-1.0)
+        elif answer.verdict is _BLOCKED:
+            waits.append(_wait_us(limit, want, answer, requests=requests, now_us=now_us))
+        else:
+            waits.append(_shed_wait_us(answer, lot))
     at = waits.index(max(waits))
-    never = hopeless or math.isinf(waits[at])
+    never = math.isinf(waits[at]) or limits[at].retries.too_many
     return Refused(
         policy=limits[at].name,
-        reason=_REASONS[limits[at].mechanism],
+        reason="overload" if answers[at].verdict is _TURNED_AWAY else _REASONS[mechanism(limits[at], answers[at])],
         retry="never" if never else "after",
         retry_after_ms=0 if never else max(1, math.ceil(waits[at] / 1e3)),
-        limits=limit_states(limits, wants, answers, requests=requests, now_us=now_us),
+        limits=limit_states(limits, wants, answers, requests, now_us, lot),
         detail=_detail(limits[at], wants[at], answers[at], requests),
         degraded=degraded,
+        overloaded=pressure(limits, answers).overloaded,
     )
+
+
+def pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> Pressure:
+    """What a caller is told of the overload of all its limits together (Q6, S4)."""
+    overloaded, quality = False, 1.0
+    for limit, answer in zip(limits, answers, strict=True):
+        if answer.pressure is not None and not limit.shadow:
+            overloaded = overloaded or answer.pressure.overloaded
+            quality = min(quality, answer.pressure.quality)
+    return Pressure(overloaded, quality)
+
+
+def _shed_wait_us(answer: BucketAnswer, lot: Lot | None) -> float:
+    """When to try again after overload control turned a request away."""
+    known, draw = answer.pressure or Pressure(), 0.5 if lot is None else lot.draw
+    if known.refused_share >= SHED_NEVER_SHARE:
+        return math.inf
+    if draw < known.refused_share:
+        # Evenly spread among those that were refused.
+        return SHED_WAIT_S * (0.5 + draw / known.refused_share) * 1e6
+    token_s = 1 / known.rate if known.rate > 0 else 0.0
+    return max(SHED_WAIT_S, token_s) * (0.5 + draw) * 1e6
 
 
 def _wait_us(limit: Limit, want: Want, answer: BucketAnswer, *, requests: float, now_us: int) -> float:
@@ -103,18 +146,36 @@ def _wait_us(limit: Limit, want: Want, answer: BucketAnswer, *, requests: float,
 
 
 def _need(want: Want, answer: BucketAnswer, requests: float) -> float:
-    params = want.params
-    taken = requests if params.counts_requests else answer.charge
-    return needed(want.minimum, taken, debt_max=params.debt_max, capacity=answer.capacity, is_quota=params.is_quota)
+    """What the bucket asked for, as far as its answer tells."""
+    params, capacity = want.params, answer.capacity
+    part = capacity / params.whole_capacity
+    minimum = part_of_minimum(want.minimum, part=part, capacity=capacity)
+    if answer.in_requests and not params.is_quota:
+        debt_max = params.debt_max * answer.rate / params.committed
+    else:
+        debt_max = params.debt_max * part
+    taken = requests if answer.in_requests else answer.charge
+    return needed(minimum, taken, debt_max=debt_max, capacity=capacity, is_quota=params.is_quota)
 
 
 def _detail(limit: Limit, want: Want, answer: BucketAnswer, requests: float) -> str:
+    if answer.verdict is _TURNED_AWAY:
+        return f"{limit.name}: {_shed_detail(answer.pressure or Pressure())}"
     if limit.mechanism == "quota":
-        taken = requests if want.params.counts_requests else answer.charge
+        taken = requests if answer.in_requests else answer.charge
         left = f"{answer.balance:g} of {answer.capacity:g} are left for this period"
         return f"{limit.name}: {left}, and {taken:g} are wanted"
-    unit = "requests" if limit.mechanism == "requests" else "units"
+    unit = "requests" if answer.in_requests else "units"
     return (
         f"{limit.name}: the balance is {answer.balance:.6g} of {answer.capacity:g} {unit}, this request needs "
         f"{_need(want, answer, requests):g}, and {answer.rate:g} come each second"
     )
+
+
+def _shed_detail(known: Pressure) -> str:
+    told = []
+    if known.refused_share > 0:
+        told.append(f"{known.refused_share * 100:.3g} % of the requests of this class are refused")
+    if known.rate > 0:
+        told.append(f"this class may send {known.rate:.4g} requests a second")
+    return f"overloaded; {' and '.join(told)}"

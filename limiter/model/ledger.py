@@ -1,4 +1,4 @@
-"""A slot's worth of buckets in memory: the reference for `lua/acquire.lua` and `lua/settle.lua`.
+"""A slot's worth of buckets in memory: the reference for the scripts that acquire, settle, sample and steer.
 
 Time is an argument. Each call takes a batch, as the scripts do: buckets are brought to *now* once, then the
 operations follow one another.
@@ -10,8 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from limiter.model.admission import needed
-from limiter.model.bucket import Params, Record, advance, collectable, fresh, histogram_step, refill
+from limiter.model import shedding
+from limiter.model.admission import needed, part_of_minimum
+from limiter.model.bucket import (
+    HISTOGRAM_STEPS,
+    Params,
+    Record,
+    advance,
+    collectable,
+    fresh,
+    histogram_step,
+    refill,
+)
 from limiter.model.operations import (
     SETTLE_GRACE_US,
     Acquire,
@@ -21,12 +31,15 @@ from limiter.model.operations import (
     BucketSettled,
     Charge,
     Idempotency,
+    Lot,
+    Pressure,
     Settle,
     SettleAnswer,
     SettleStatus,
     Verdict,
     Want,
 )
+from limiter.model.stewardship import Lease, Steer, SteerStatus, gives_share, steer_bucket
 
 
 @dataclass(slots=True)
@@ -58,6 +71,9 @@ class Ledger:
     decided: dict[str, Decided] = field(default_factory=dict)
     epoch: float = 0.0
     touched: list[str] = field(default_factory=list)
+    states: dict[str, bytes] = field(default_factory=dict)
+    lease: Lease | None = None
+    fence: int = 0
 
     def acquire(self, operations: Sequence[Acquire], now_us: int) -> list[AcquireAnswer]:
         """Decide a batch in order."""
@@ -74,6 +90,47 @@ class Ledger:
             if charge.bucket not in drafts:
                 drafts.update(self._found(charge, now_us))
         return [self._settle(operation, drafts, now_us) for operation in operations]
+
+    def take(self, owner: bytes, ttl_ms: int) -> Lease | None:
+        """Take the slot if it is free, or keep it; None if it is another's. Who lets it end clears `lease`."""
+        if self.lease is None:
+            self.fence += 1
+            self.lease = Lease(owner, self.fence)
+        if self.lease.owner != owner:
+            return None
+        return self.lease._replace(left_ms=ttl_ms)
+
+    def release(self, owner: bytes) -> None:
+        """Give the slot back, if it is ours."""
+        if self.lease is not None and self.lease.owner == owner:
+            self.lease = None
+
+    def sample(self, lease: Lease, count: int) -> list[str] | None:
+        """Take names of buckets that changed; None if the lease is lost."""
+        if not self._holds(lease):
+            return None
+        names, self.touched = self.touched[:count], self.touched[count:]
+        if names:
+            self.epoch += 1
+        return names
+
+    def steer(self, lease: Lease, rows: Sequence[Steer], now_us: int) -> list[SteerStatus] | None:
+        """Set what the controller decided; None, and nothing done, if the lease is lost (P7)."""
+        return [self._steer(row, now_us) for row in rows] if self._holds(lease) else None
+
+    def _holds(self, lease: Lease) -> bool:
+        return self.lease is not None and (lease.owner, lease.fence) == (self.lease.owner, self.lease.fence)
+
+    def _steer(self, row: Steer, now_us: int) -> SteerStatus:
+        record = self.records.get(row.bucket)
+        if record is None and gives_share(row):
+            record = self.records[row.bucket] = fresh(row.params, now_us)
+        if record is None:
+            return SteerStatus.ABSENT
+        steer_bucket(record, row, now_us)
+        if row.state is not None:
+            self.states[row.bucket] = row.state
+        return SteerStatus.DONE
 
     def _draft(self, bucket: str, params: Params, now_us: int) -> Record:
         record = self.records.get(bucket)
@@ -99,6 +156,8 @@ class Ledger:
         if record.epoch != self.epoch:
             record.epoch = self.epoch
             self.touched.append(bucket)
+            if record.shedding is not None:
+                shedding.begin_epoch(record.shedding)
 
     def _decide_once(self, operation: Acquire, drafts: dict[str, Record], now_us: int) -> AcquireAnswer:
         if not all(want.params.holds(now_us) for want in operation.wants):
@@ -113,7 +172,7 @@ class Ledger:
         kept = self.decided.get(idempotency.key)
         if kept is None:
             answer = self._decide(operation, drafts, now_us)
-            self.decided[idempotency.key] = Decided(idempotency.fingerprint, answer._replace(memo=idempotency.memo))
+            self.decided[idempotency.key] = Decided(idempotency.fingerprint, answer.but(memo=idempotency.memo))
             return answer
         if kept.fingerprint != idempotency.fingerprint:
             return AcquireAnswer(AcquireStatus.CONFLICT, now_us)
@@ -122,28 +181,41 @@ class Ledger:
     def _decide(self, operation: Acquire, drafts: dict[str, Record], now_us: int) -> AcquireAnswer:
         records = [drafts[want.bucket] for want in operation.wants]
         charges = [_charge(want, record) for want, record in zip(operation.wants, records, strict=True)]
-        verdicts, share = judge(operation, records, charges)
+        minimums = [_minimum(want, record) for want, record in zip(operation.wants, records, strict=True)]
+        verdicts, share = judge(operation, records, minimums, charges)
+        if operation.lot is not None:
+            share = shed(operation, operation.lot, records, verdicts, share)
         granted = not any(
-            verdict is Verdict.BLOCKED and not want.params.is_shadow
+            verdict in (Verdict.BLOCKED, Verdict.TURNED_AWAY) and not want.params.is_shadow
             for verdict, want in zip(verdicts, operation.wants, strict=True)
         )
         if not operation.dry_run:
             for i, (want, record) in enumerate(zip(operation.wants, records, strict=True)):
                 verdicts[i], charges[i] = commit(
-                    want,
                     record,
                     verdicts[i],
                     charges[i],
+                    minimum=minimums[i],
                     granted=granted,
                     share=share,
                     requests=operation.requests,
                 )
                 self._touch(want.bucket, record)
+                if operation.lot is not None:
+                    commit_class(record, verdicts[i], operation.lot, requests=operation.requests, share=share)
         return AcquireAnswer(
             AcquireStatus.GRANTED if granted else AcquireStatus.REFUSED,
             now_us,
             tuple(
-                BucketAnswer(verdict, record.balance, charge, record.rate, record.capacity)
+                BucketAnswer(
+                    verdict,
+                    record.balance,
+                    charge,
+                    record.rate,
+                    record.capacity,
+                    record.counts_requests,
+                    pressure(record, operation.lot),
+                )
                 for verdict, record, charge in zip(verdicts, records, charges, strict=True)
             ),
         )
@@ -160,8 +232,8 @@ class Ledger:
             mark.late = mark.late or now_us > operation.deadline_us
             for i, charge in enumerate(operation.charges):
                 if charge.bucket in drafts:
-                    settle_bucket(drafts[charge.bucket], mark, i, operation)
                     self._touch(charge.bucket, drafts[charge.bucket])
+                    settle_bucket(drafts[charge.bucket], mark, i, operation)
             mark.work, mark.final, mark.begun = operation.work, operation.final, True
             self.tombstones[operation.reservation] = mark
         rows = [drafts.get(charge.bucket) for charge in operation.charges]
@@ -175,11 +247,13 @@ class Ledger:
         )
 
 
-def judge(operation: Acquire, records: Sequence[Record], charges: Sequence[float]) -> tuple[list[Verdict], float]:
+def judge(
+    operation: Acquire, records: Sequence[Record], minimums: Sequence[float], charges: Sequence[float]
+) -> tuple[list[Verdict], float]:
     """Ask each bucket (W3). A quota must also cover the charge (P4); a lease takes a share, above the minimum (P9)."""
     verdicts, share = [], 1.0
-    for want, record, charge in zip(operation.wants, records, charges, strict=True):
-        need, amount = want.minimum, operation.requests if want.params.counts_requests else charge
+    for want, record, need, charge in zip(operation.wants, records, minimums, charges, strict=True):
+        amount = operation.requests if record.counts_requests else charge
         if operation.lease:
             available = record.balance - need
             passed = available > 0
@@ -193,30 +267,70 @@ def judge(operation: Acquire, records: Sequence[Record], charges: Sequence[float
     return verdicts, share
 
 
+def shed(operation: Acquire, lot: Lot, records: Sequence[Record], verdicts: list[Verdict], share: float) -> float:
+    """Give overload control the last word, so that the share it refuses is that of all requests (Q4, S3)."""
+    for i, record in enumerate(records):
+        if record.shedding is None:
+            continue
+        turned_away, rest = shedding.turns_away(
+            record.shedding,
+            lot.class_number,
+            lot.draw,
+            requests=operation.requests,
+            lease=operation.lease,
+            share=share,
+        )
+        if turned_away:
+            verdicts[i] = Verdict.TURNED_AWAY
+        elif not operation.wants[i].params.is_shadow:
+            share = rest
+    return share
+
+
+def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float, share: float) -> None:
+    """Count who was turned away, and debit the class of who was let in."""
+    if record.shedding is None:
+        return
+    if verdict is Verdict.TURNED_AWAY:
+        record.shedding.refused[lot.class_number] += requests
+    elif verdict is Verdict.DEBITED:
+        shedding.take(record.shedding, lot.class_number, requests * share)
+
+
+def pressure(record: Record, lot: Lot | None) -> Pressure | None:
+    """What a bucket tells of its overload control; None where nobody asked."""
+    if lot is None or record.shedding is None:
+        return None if lot is None else Pressure()
+    known, number = record.shedding, lot.class_number
+    return Pressure(known.overloaded == 1, known.quality, known.refused_shares[number], known.rates[number])
+
+
 def commit(
-    want: Want,
     record: Record,
     verdict: Verdict,
     charge: float,
     *,
+    minimum: float,
     granted: bool,
     share: float,
     requests: float,
 ) -> tuple[Verdict, float]:
     """Count the request, and debit it if every bucket agreed. A shadow takes part as long as it would admit (P11)."""
     record.requests += requests
+    if verdict is Verdict.TURNED_AWAY:
+        return verdict, charge
     if verdict is Verdict.BLOCKED:
         record.refused += requests
         return verdict, charge
     if not granted:
         return verdict, charge
-    taken = (requests if want.params.counts_requests else charge) * share
+    taken = (requests if record.counts_requests else charge) * share
     if share < 1:
-        taken = min(taken, record.balance - want.minimum)
+        taken = min(taken, record.balance - minimum)
     taken = collectable(record, taken)
     record.balance -= taken
     record.admitted += requests * share
-    record.work_charged += charge * share if want.params.counts_requests else taken
+    record.work_charged += charge * share if record.counts_requests else taken
     return Verdict.DEBITED, taken
 
 
@@ -233,30 +347,50 @@ def settle_bucket(record: Record, mark: Tombstone, i: int, operation: Settle) ->
     """Count and correct one bucket: all of the work if final, else only what is beyond the mark (W5–W7)."""
     charge = operation.charges[i]
     target = operation.work * charge.weight
+    worth_each = worth(record, charge)
     record.work_settled += (operation.work - mark.work) * charge.weight
     if not operation.final:
-        if not record.counts_requests and not charge.in_requests and target > mark.accounted[i]:
-            correct(record, mark, i, target, refundable=False)
+        if worth_each is not None and not charge.in_requests and target > mark.accounted[i]:
+            correct(record, mark, i, target, worth_each, refundable=False)
         return
-    _count(record, operation, target)
-    if record.counts_requests != charge.in_requests:
-        return  # the policy counts in another unit since
-    if record.counts_requests:
+    _count(record, operation, charge, target)
+    if worth_each is None:
+        return
+    if charge.in_requests:
         target = operation.requests
     if within_threshold(record, target - mark.accounted[i], charge.charge):
         return
     same_window = not record.is_quota or operation.acquired_us >= record.committed
-    correct(record, mark, i, target, refundable=not mark.late and same_window)
+    correct(record, mark, i, target, worth_each, refundable=not mark.late and same_window)
 
 
-def _count(record: Record, operation: Settle, work: float) -> None:
+def worth(record: Record, charge: Charge) -> float | None:
+    """What one unit of the charge is worth in the bucket as it counts now (R10); None: nothing.
+
+    Work charged before the bucket began to count requests is worth as much time as it was then. A request token was
+    the price, whatever the work.
+    """
+    if record.counts_requests == charge.in_requests:
+        return 1.0
+    if not record.counts_requests or record.is_quota:
+        return None
+    tokens = record.rate / record.committed
+    return tokens if 0 < tokens < math.inf else None
+
+
+def _count(record: Record, operation: Settle, charge: Charge, work: float) -> None:
+    latency_ms, number = operation.latency_ms, operation.class_number
+    expected_ms = operation.expected_ms if math.isnan(charge.expected_ms) else charge.expected_ms
     record.settles += operation.requests
     if operation.requests > 0:
         record.work_squared += work * work / operation.requests
-    if operation.latency_ms > operation.expected_ms:
+    if latency_ms > expected_ms:
         record.missed += 1
-    if record.histogram and operation.latency_ms >= 0:
-        record.histogram[histogram_step(operation.latency_ms)] += 1
+    if record.histogram and latency_ms >= 0:
+        first = 0 if record.shedding is None else number * HISTOGRAM_STEPS
+        record.histogram[first + histogram_step(latency_ms)] += 1
+    if record.shedding is not None and latency_ms >= 0:
+        shedding.count(record.shedding, number, latency_ms=latency_ms, expected_ms=expected_ms)
 
 
 def within_threshold(record: Record, delta: float, charged: float) -> bool:
@@ -267,37 +401,47 @@ def within_threshold(record: Record, delta: float, charged: float) -> bool:
     return math.fabs(delta) <= threshold
 
 
-def correct(record: Record, mark: Tombstone, i: int, target: float, *, refundable: bool) -> None:
+def correct(record: Record, mark: Tombstone, i: int, target: float, worth_each: float, *, refundable: bool) -> None:
     """Bring what one bucket was debited to the target; what the debt bound cuts off is counted (W5, R9)."""
     delta = target - mark.accounted[i]
     if delta > 0:
-        taken = collectable(record, delta)
+        owed = delta * worth_each
+        taken = collectable(record, owed)
         record.balance -= taken
-        mark.uncollected[i] += delta - taken
-        record.uncollected += delta - taken
+        lost = (owed - taken) / worth_each
+        mark.uncollected[i] += lost
+        record.uncollected += lost
     elif delta < 0 and refundable:
         forgiven = min(-delta, mark.uncollected[i])
         mark.uncollected[i] -= forgiven
         record.uncollected -= forgiven
-        record.balance = min(record.balance + (-delta - forgiven), record.capacity)
+        record.balance = min(record.balance + (-delta - forgiven) * worth_each, record.capacity)
     else:
         return
     mark.accounted[i] = target
 
 
 def _charge(want: Want, record: Record) -> float:
-    if want.learned and record.charge > 0 and not want.params.counts_requests:
+    if want.learned and record.charge > 0 and not record.counts_requests:
         return record.charge
     return want.charge
+
+
+def _minimum(want: Want, record: Record) -> float:
+    part = record.capacity / want.params.whole_capacity
+    return part_of_minimum(want.minimum, part=part, capacity=record.capacity)
 
 
 def _settled(record: Record | None, mark: Tombstone, i: int, charge: Charge) -> BucketSettled:
     adjusted = mark.accounted[i] - charge.charge
     if record is None:
         return BucketSettled(False, 0.0, adjusted, mark.uncollected[i], 0.0, 0.0)
-    return BucketSettled(True, record.balance, adjusted, mark.uncollected[i], record.rate, record.capacity)
+    return BucketSettled(
+        True, record.balance, adjusted, mark.uncollected[i], record.rate, record.capacity, record.counts_requests
+    )
 
 
 def _copy(record: Record) -> Record:
     values = {name: getattr(record, name) for name in Record.__dataclass_fields__}
-    return Record(**{**values, "histogram": list(record.histogram)})
+    known = None if record.shedding is None else record.shedding.copy()
+    return Record(**{**values, "histogram": list(record.histogram), "shedding": known})

@@ -2,7 +2,8 @@
 
 charge   = the caller's estimate · weight, or the policy's charge · weight, or what was learned (W4, W12)
 minimum  = the policy's, moved by the reserve of the request's class (W11)
-share    = the part of the limit that one partition, or one node on its own, holds
+share    = the part of the limit that one node on its own holds; what a partition holds is up to the store
+expected = the request's own word, or the policy's default for its client, operation or type (Q1)
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from zoneinfo import ZoneInfo
 from limiter.model import quantity
 from limiter.model.admission import class_minimum
 from limiter.model.bucket import Flags, Params
+from limiter.model.expectations import ExpectationParams, expected_ms
 from limiter.model.period import window_us
-from limiter.model.policy import Criticality, Mechanism, OnStoreFailure, Policy, rate_per_s
-
-LEARNED_START = 1.0
-"""What a learned charge begins with, before anything was learned."""
+from limiter.model.policy import NUMBER_MAX, Criticality, Mechanism, OnStoreFailure, Policy, rate_per_s
+from limiter.model.retries import RetryMeter
 
 
 class Limit:
     """One policy, ready to be asked. Without I/O and without a clock: a quota's window is for a given time."""
 
     __slots__ = (
-        "charge", "group", "learned", "match", "mechanism", "minimums", "name", "on_store_failure", "per",
-        "period", "shadow", "terms", "weights", "zone",
+        "charge", "expectations", "group", "learned", "listens", "match", "mechanism", "minimums", "name",
+        "on_store_failure", "per", "period", "retries", "shadow", "sheds", "terms", "weights", "zone",
     )  # fmt: skip
 
-    def __init__(self, policy: Policy, *, share: float = 1.0) -> None:
+    def __init__(self, policy: Policy, *, partitions: int = 1) -> None:
         self.name = policy.name
+        self.retries = RetryMeter()
         self.match: Mapping[str, str | None] = policy.match
         self.group = policy.group
         self.per = tuple(policy.per)
@@ -40,12 +41,16 @@ class Limit:
         self.on_store_failure: OnStoreFailure = policy.on_store_failure
         self.period = policy.quota.period if policy.quota else None
         self.zone = ZoneInfo(policy.quota.timezone) if policy.quota else None
-        self.mechanism: Literal["work", "requests", "quota"] = "quota" if policy.quota else _mechanism(policy)
+        self.mechanism: Literal["work", "requests", "auto", "quota"] = "quota" if policy.quota else _mechanism(policy)
         self.learned = policy.charge == "learned"
-        self.charge = LEARNED_START if policy.charge == "learned" else policy.charge
+        self.charge = policy.learning.initial if policy.charge == "learned" else policy.charge
         self.weights = {name: dict(table) for name, table in policy.weights.items()}
-        whole = _terms(policy)
-        self.terms = scaled(whole, share)
+        self.sheds = policy.overload is not None
+        """Whether the policy has overload control."""
+        self.listens = policy.overload is not None and policy.overload.utilisation is not None
+        """Whether it goes by what services report of their load (G5)."""
+        self.expectations = _expectations(policy)
+        self.terms = divided(_terms(policy), partitions)
         self.minimums = _minimums(policy, self.terms)
 
     def weight(self, descriptor: Mapping[str, str]) -> float:
@@ -53,7 +58,11 @@ class Limit:
         weight = 1.0
         for name, table in self.weights.items():
             weight *= table.get(descriptor.get(name, ""), 1.0)
-        return weight
+        return min(weight, NUMBER_MAX)
+
+    def default_expected_ms(self, descriptor: Mapping[str, str]) -> float:
+        """How soon this policy expects an answer where the request does not say; NaN if it has no word on it."""
+        return math.nan if self.expectations is None else expected_ms(None, descriptor, self.expectations)
 
     def params(self, now_us: int) -> Params:
         """The terms at a time."""
@@ -73,39 +82,70 @@ def scaled(terms: Params, share: float) -> Params:
     return replace(
         terms,
         committed=terms.committed * share,
-        rate=terms.rate * share,
+        cap=terms.cap * share,
         capacity=terms.capacity * share,
+        burst=terms.burst * share,
         debt_max=terms.debt_max * share,
         stop_debt=terms.stop_debt * share,
     )
 
 
-def _mechanism(policy: Policy) -> Literal["work", "requests"]:
-    return "requests" if policy.mechanism is Mechanism.REQUESTS else "work"
+def divided(terms: Params, partitions: int) -> Params:
+    """The same limit, whole, for buckets that each hold a share of it (R9)."""
+    if partitions == 1:
+        return terms
+    return replace(terms, flags=terms.flags | Flags.DIVIDED, partitions=partitions)
+
+
+_MECHANISMS: dict[Mechanism, Literal["work", "requests", "auto"]] = {
+    Mechanism.WORK: "work",
+    Mechanism.REQUESTS: "requests",
+    Mechanism.AUTO: "auto",
+}
+_COUNTING = {
+    Mechanism.WORK: Flags.NONE,
+    Mechanism.REQUESTS: Flags.COUNTS_REQUESTS,
+    Mechanism.AUTO: Flags.AUTO,
+}
+
+
+def _mechanism(policy: Policy) -> Literal["work", "requests", "auto"]:
+    return _MECHANISMS[policy.mechanism]
 
 
 def _terms(policy: Policy) -> Params:
-    flags = Flags.SHADOW if policy.shadow else Flags.NONE
+    flags = (Flags.SHADOW if policy.shadow else Flags.NONE) | _overload_flags(policy)
     if policy.quota is not None:
         return _quota_terms(policy, flags)
     assert policy.rate is not None
     rate = rate_per_s(policy.rate)
     debt_max = quantity.units("60s" if policy.max_debt is None else policy.max_debt, rate=rate)
     stop_debt = math.inf if policy.stop_debt is None else quantity.units(policy.stop_debt, rate=rate)
-    terms = Params(
-        flags=flags,
+    burst, burst_s = _burst(policy.burst)
+    return Params(
+        flags=flags | _COUNTING[policy.mechanism],
         committed=rate,
-        rate=rate,
+        cap=_initial_cap(policy, rate),
         capacity=quantity.units(policy.capacity, rate=rate),
+        burst=burst,
+        burst_s=burst_s,
         debt_max=debt_max,
         stop_debt=stop_debt,
         settle_threshold=_threshold(policy),
     )
-    if policy.mechanism is Mechanism.WORK:
-        return terms
-    burst, burst_s = _burst(policy.burst)
-    flags |= Flags.COUNTS_REQUESTS
-    return replace(terms, flags=flags, rate=_initial_cap(policy, rate), capacity=burst, burst_s=burst_s)
+
+
+def _overload_flags(policy: Policy) -> Flags:
+    """Only response times need a histogram."""
+    if policy.overload is None:
+        return Flags.NONE
+    return Flags.OVERLOAD | (Flags.NONE if policy.overload.response_time is None else Flags.HISTOGRAM)
+
+
+def _expectations(policy: Policy) -> ExpectationParams | None:
+    if policy.overload is None or policy.overload.expectations is None:
+        return None
+    return policy.overload.expectations.params(policy.overload.all_ranks())
 
 
 def _quota_terms(policy: Policy, flags: Flags) -> Params:
@@ -148,9 +188,9 @@ def _threshold(policy: Policy) -> float:
 
 def _minimums(policy: Policy, terms: Params) -> dict[Criticality, float]:
     plain = (0.0 if policy.quota else 1.0) if policy.minimum is None else policy.minimum
-    capacity = max(1.0, terms.capacity + terms.burst_s * terms.rate) if terms.counts_requests else terms.capacity
+    capacity, rate = terms.whole_capacity, terms.cap if terms.counts_requests else terms.committed
     return {
-        criticality: class_minimum(plain, _reserve(policy, criticality, capacity=capacity, rate=terms.rate))
+        criticality: class_minimum(plain, _reserve(policy, criticality, capacity=capacity, rate=rate))
         for criticality in Criticality
     }
 

@@ -1,14 +1,18 @@
 """Acquire and settle as values: what a caller asks, and what it is answered.
 
-The same values go to the scripts (packed by `limiter.store.layout`) and to the model (`limiter.model.ledger`).
+The same values go to the scripts (packed by `limiter.store.layout`) and to the model (`limiter.model.ledger`). They
+are made by the dozen for each request: a struct costs a quarter of a tuple with names, and as nothing in them can
+lead back to them, the garbage collector need not look at them (`gc=False`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from limiter.model.bucket import Params
 
@@ -22,6 +26,9 @@ class Verdict(IntEnum):
     PASSED = 0
     DEBITED = 1
     BLOCKED = 2
+    """The limit is reached."""
+    TURNED_AWAY = 3
+    """By overload control, whatever the limit."""
 
 
 class AcquireStatus(IntEnum):
@@ -51,18 +58,27 @@ class SettleStatus(IntEnum):
     CORRUPT = 5
 
 
-class Want(NamedTuple):
+class _Value(Struct, frozen=True, gc=False):
+    """What stays as it is made."""
+
+    def but(self, **changes: object) -> Self:
+        """The same with some of it changed."""
+        return replace(self, **changes)
+
+
+class Want(_Value, frozen=True, gc=False):
     """What an acquire wants of one bucket. `bucket` is its name in the slot."""
 
     bucket: str
     params: Params
     minimum: float
+    """For the whole capacity of the limit (`Params.whole_capacity`), whatever part of it the bucket holds."""
     charge: float
     learned: bool = False
     """Prefer the charge that the controller learned for this bucket, if there is one (W4, W8)."""
 
 
-class Idempotency(NamedTuple):
+class Idempotency(_Value, frozen=True, gc=False):
     """A caller's promise that this acquire is the same one as before."""
 
     key: str
@@ -72,7 +88,15 @@ class Idempotency(NamedTuple):
     """Whatever a node needs to give the first answer again."""
 
 
-class Acquire(NamedTuple):
+class Lot(_Value, frozen=True, gc=False):
+    """What overload control decides by: the request's class, and the chance that the node gave it."""
+
+    class_number: int
+    draw: float
+    """In [0, 1)."""
+
+
+class Acquire(_Value, frozen=True, gc=False):
     """One request for admission over all its buckets, or none."""
 
     wants: tuple[Want, ...]
@@ -80,9 +104,21 @@ class Acquire(NamedTuple):
     lease: bool = False
     dry_run: bool = False
     idempotency: Idempotency | None = None
+    lot: Lot | None = None
+    """None where no bucket has overload control."""
 
 
-class BucketAnswer(NamedTuple):
+class Pressure(_Value, frozen=True, gc=False):
+    """What overload control has to say of one bucket, to the class of one request."""
+
+    overloaded: bool = False
+    quality: float = 1.0
+    refused_share: float = 0.0
+    rate: float = 0.0
+    """Requests a second; 0: not limited."""
+
+
+class BucketAnswer(_Value, frozen=True, gc=False):
     """One bucket's part in an acquire, with the state it is left in."""
 
     verdict: Verdict
@@ -91,9 +127,13 @@ class BucketAnswer(NamedTuple):
     """What was debited, if the verdict is DEBITED; else what would have been."""
     rate: float
     capacity: float
+    in_requests: bool = False
+    """Whether this bucket counts requests now, and so charged a number of them."""
+    pressure: Pressure | None = None
+    """Of every bucket of an operation that had a lot."""
 
 
-class AcquireAnswer(NamedTuple):
+class AcquireAnswer(_Value, frozen=True, gc=False):
     """The decision, with every bucket's part in it."""
 
     status: AcquireStatus
@@ -107,7 +147,7 @@ class AcquireAnswer(NamedTuple):
         return self.status is AcquireStatus.GRANTED
 
 
-class Charge(NamedTuple):
+class Charge(_Value, frozen=True, gc=False):
     """What a reservation took from one bucket, and how that bucket weighs work."""
 
     bucket: str
@@ -117,10 +157,11 @@ class Charge(NamedTuple):
     """The policy's terms now, to restore a bucket that was forgotten while idle; None if the policy is gone."""
     in_requests: bool = False
     """Whether the charge is a number of requests, not of units of work."""
+    expected_ms: float = math.nan
+    """How soon the policy expects an answer, where the request did not say (Q1)."""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: that triples the time it takes to make one
-class Settle:
+class Settle(_Value, frozen=True, gc=False, kw_only=True):
     """The work a reservation really did: in all (final), or so far."""
 
     reservation: str
@@ -132,9 +173,11 @@ class Settle:
     requests: float = 1.0
     latency_ms: float = math.nan
     expected_ms: float = math.nan
+    """How soon the request expected its answer."""
+    class_number: int = 0
 
 
-class BucketSettled(NamedTuple):
+class BucketSettled(_Value, frozen=True, gc=False):
     """One bucket after a settle. `present` is false for a bucket that no longer exists."""
 
     present: bool
@@ -143,9 +186,11 @@ class BucketSettled(NamedTuple):
     uncollected: float
     rate: float
     capacity: float
+    in_requests: bool = False
+    """Whether this bucket counts requests now. What was adjusted is in the unit of the charge all the same."""
 
 
-class SettleAnswer(NamedTuple):
+class SettleAnswer(_Value, frozen=True, gc=False):
     """What the settle did, or what the first one did."""
 
     status: SettleStatus

@@ -13,16 +13,24 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from limiter.model import quantity
+from limiter.model.criticality import Criticality as Criticality
+from limiter.model.fields import LEAST as _LEAST
+from limiter.model.fields import NUMBER_MAX as NUMBER_MAX
+from limiter.model.fields import STRICT, Positive
+from limiter.model.fields import TIMELESS as _TIMELESS
+from limiter.model.fields import amount as _amount
+from limiter.model.fields import is_number as _is_number
+from limiter.model.fields import refuse as _refuse
+from limiter.model.overload import OVERLOAD_PARTS, Overload
 from limiter.model.period import Period
 
-NUMBER_MAX = 2.0**53
 DIMENSIONS_MAX = 32
 PARTITIONS_MAX = 1024
 PATTERN_MAX = 256
@@ -37,20 +45,13 @@ _RATE = re.compile(
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-class Criticality(StrEnum):
-    """How much a request matters, most first (G4)."""
-
-    CRITICAL_PLUS = "critical_plus"
-    CRITICAL = "critical"
-    SHEDDABLE_PLUS = "sheddable_plus"
-    SHEDDABLE = "sheddable"
-
-
 class Mechanism(StrEnum):
     """What a policy's buckets count."""
 
     WORK = "work"
     REQUESTS = "requests"
+    AUTO = "auto"
+    """Whichever suits the bucket at the time (R10)."""
 
 
 class OnStoreFailure(StrEnum):
@@ -59,16 +60,6 @@ class OnStoreFailure(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
     LOCAL = "local"
-
-
-def _refuse(allowed: str, *, field: str = "", found: str = "") -> PydanticCustomError:
-    """What is allowed; where and what was found only if it is not the value at hand."""
-    return PydanticCustomError("refused", "{allowed}", {"allowed": allowed, "field": field, "found": found})
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    # Written so that NaN fails as well.
-    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= NUMBER_MAX
 
 
 def _is_text(value: object, *, longest: int) -> TypeGuard[str]:
@@ -131,16 +122,6 @@ def _rate(value: object) -> float | str:
     return value if isinstance(value, str) else number
 
 
-def _amount(value: object, allowed: str, *, least: float, timeless: bool = False) -> float | str:
-    try:
-        number, unit = quantity.parse(value)  # type: ignore[arg-type]
-    except (ValueError, OverflowError):
-        raise _refuse(allowed) from None
-    if not least <= number <= NUMBER_MAX or (timeless and unit not in _TIMELESS):
-        raise _refuse(allowed)
-    return value  # type: ignore[return-value]
-
-
 def _capacity(value: object) -> float | str:
     return _amount(value, f"more than nothing: {quantity.ALLOWED}", least=_LEAST)
 
@@ -170,12 +151,6 @@ def _reserve(value: object) -> float | str:
 
 def _threshold(value: object) -> float | str:
     return _amount(value, "a number of units (2) or a share of the charge (10%)", least=0.0, timeless=True)
-
-
-def _positive(value: object) -> float:
-    if not (_is_number(value) and value >= _LEAST):
-        raise _refuse("a positive number")
-    return float(value)
 
 
 def _minimum(value: object) -> float:
@@ -218,9 +193,6 @@ def _unique(values: list[str]) -> list[str]:
     return values
 
 
-_LEAST = 1e-9  # what is smaller would vanish when it is multiplied; nobody means it
-_TIMELESS = ("", "%")
-
 Name = Annotated[str, BeforeValidator(_name)]
 Dimension = Annotated[str, BeforeValidator(_dimension)]
 Pattern = Annotated[str | None, BeforeValidator(_pattern)]
@@ -233,7 +205,6 @@ Initial = Annotated[float | str, BeforeValidator(_initial)]
 Debt = Annotated[float | str, BeforeValidator(_debt)]
 Reserve = Annotated[float | str, BeforeValidator(_reserve)]
 Threshold = Annotated[float | str, BeforeValidator(_threshold)]
-Positive = Annotated[float, BeforeValidator(_positive)]
 Minimum = Annotated[float, BeforeValidator(_minimum)]
 Charge = Annotated[float | Literal["learned"], BeforeValidator(_charge)]
 Weight = Annotated[float, BeforeValidator(_weight)]
@@ -243,9 +214,7 @@ Dimensions = Annotated[list[Dimension], Field(max_length=DIMENSIONS_MAX), AfterV
 
 
 class _Part(BaseModel):
-    """What is not known is refused; what is kept cannot change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = STRICT
 
 
 class Namespace(_Part):
@@ -253,6 +222,12 @@ class Namespace(_Part):
 
     partitions: Partitions = 1
     partition_by: Dimensions = []
+
+    @model_validator(mode="after")
+    def _is_spread_by_something(self) -> Self:
+        if self.partitions > 1 and not self.partition_by:
+            raise _refuse("with several partitions at least one dimension", field="partition_by", found="none")
+        return self
 
 
 class Quota(_Part):
@@ -281,6 +256,14 @@ class Steering(_Part):
     floor: Positive = 0.1
 
 
+class Learning(_Part):
+    """How a learned charge follows the work that requests do (W8)."""
+
+    target: Literal["mean", "p50", "p90", "p95", "p99"] = "mean"
+    margin: Threshold = "10%"
+    initial: Positive = 1.0
+
+
 class Policy(_Part):
     """One limit: which requests it covers, what splits it into buckets, and how much."""
 
@@ -297,6 +280,8 @@ class Policy(_Part):
     steering: Steering = Steering()
     minimum: Minimum | None = None
     charge: Charge = 1.0
+    learning: Learning = Learning()
+    min_work: Positive | None = None
     max_work: Positive | None = None
     max_debt: Debt | None = None
     stop_debt: Debt | None = None
@@ -304,6 +289,7 @@ class Policy(_Part):
     reserve: dict[Annotated[Criticality, Field(strict=False)], Reserve] = {}
     weights: Annotated[dict[Dimension, dict[Value, Weight]], Field(max_length=DIMENSIONS_MAX)] = {}
     quota: Quota | None = None
+    overload: Overload | None = None
     on_store_failure: Annotated[OnStoreFailure, Field(strict=False)] = OnStoreFailure.LOCAL
     shadow: bool = False
 
@@ -316,6 +302,12 @@ class Policy(_Part):
             self._fits_a_quota()
         if self.steering.initial == "C/F" and self.max_work is None:
             raise _refuse("'C/F' only with max_work, which is F", field="steering.initial", found="'C/F'")
+        if "learning" in self.model_fields_set and self.charge != "learned":
+            found = f"charge {_show(_written(self.charge))}"
+            raise _refuse("only beside charge: learned", field="learning", found=found)
+        if self.min_work is not None and self.max_work is not None and self.min_work > self.max_work:
+            found = f"{_show(_written(self.min_work))} above max_work {_show(_written(self.max_work))}"
+            raise _refuse("at most max_work", field="min_work", found=found)
         return self
 
     def _fits_a_quota(self) -> None:
@@ -332,7 +324,7 @@ class Policy(_Part):
                 raise _refuse(allowed, field=name, found=_show(amount))
 
 
-_OF_A_RATE = frozenset({"mechanism", "capacity", "burst", "steering"})
+_OF_A_RATE = frozenset({"mechanism", "capacity", "burst", "steering", "overload"})
 
 
 class PolicySet(_Part):
@@ -354,15 +346,35 @@ class PolicySet(_Part):
         """How a namespace is spread; one that nobody spoke of has a single partition."""
         return self.namespaces.get(name, _SINGLE)
 
+    def partitions_of(self, policy: Policy) -> int:
+        """How many partitions share a limit: one that is split as its namespace is lives whole in one of them (R9)."""
+        spread = self.namespace(policy.namespace)
+        is_whole = spread.partition_by and set(spread.partition_by) <= set(policy.per)
+        return 1 if is_whole else spread.partitions
+
 
 _SINGLE = Namespace()
+
+
+class PolicyProblem(NamedTuple):
+    """What is wrong with one field, in words and in parts."""
+
+    text: str
+    field: str
+    found: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class PolicyError(ValueError):
     """A policy that cannot be used: a line per problem, with policy, field, what was found and what is allowed."""
 
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = list(problems)
+    def __init__(self, problems: Iterable[str | PolicyProblem]) -> None:
+        told = list(problems)
+        self.problems = [str(problem) for problem in told]
+        self.fields = [problem for problem in told if isinstance(problem, PolicyProblem)]
         super().__init__("\n".join(self.problems))
 
 
@@ -380,7 +392,7 @@ def read_namespace(name: str, document: object) -> Namespace:
     try:
         return PolicySet.model_validate({"namespaces": {name: document}}).namespaces[name]
     except ValidationError as error:
-        raise PolicyError(_problem(details, "", PolicySet) for details in _details(error)) from None
+        raise PolicyError(_problem_in_namespace(details, name) for details in _details(error)) from None
 
 
 def read_policy_set(document: object) -> PolicySet:
@@ -400,6 +412,8 @@ def _written(value: Any) -> Any:
     """100 and not 100.0, as people write it."""
     if isinstance(value, dict):
         return {name: _written(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_written(inner) for inner in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -407,7 +421,13 @@ def _details(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False)
 
 
-def _problem_in_set(details: ErrorDetails, document: object) -> str:
+def _problem_in_namespace(details: ErrorDetails, name: str) -> PolicyProblem:
+    if not is_name(name):
+        return _problem(details, "", PolicySet)
+    return _problem(details, f"namespace {name!r}", Namespace, skip=2)
+
+
+def _problem_in_set(details: ErrorDetails, document: object) -> PolicyProblem:
     match details["loc"]:
         case ("policies", int() as number, *_):
             assert isinstance(document, Mapping)
@@ -417,7 +437,7 @@ def _problem_in_set(details: ErrorDetails, document: object) -> str:
             return _problem(details, "", PolicySet)
 
 
-def _problem(details: ErrorDetails, title: str, model: type[BaseModel], *, skip: int = 0) -> str:
+def _problem(details: ErrorDetails, title: str, model: type[BaseModel], *, skip: int = 0) -> PolicyProblem:
     """`policy 'orders-reads', capacity: found '5 parsecs'; allowed: …`."""
     where = details["loc"][skip:]
     if where and where[-1] == "[key]":  # what is wrong is a name in the mapping that stands before it
@@ -425,10 +445,12 @@ def _problem(details: ErrorDetails, title: str, model: type[BaseModel], *, skip:
     field = ".".join([*map(_step, where), *filter(None, [details.get("ctx", {}).get("field")])])
     place = ", ".join(part for part in (title, field) if part) or "the document"
     if details["type"] == "missing":
-        return f"{place}: found nothing; it is required"
+        return PolicyProblem(f"{place}: found nothing; it is required", field, "nothing", "a value; it is required")
     if details["type"] == "extra_forbidden":
-        return f"{place}: no such field; allowed: {', '.join(sorted(_fields(model, where[:-1])))}"
-    return f"{place}: found {_found(details)}; allowed: {_allowed(details)}"
+        allowed = ", ".join(sorted(_fields(model, where[:-1])))
+        return PolicyProblem(f"{place}: no such field; allowed: {allowed}", field, "a field that is not known", allowed)
+    found, allowed = _found(details), _allowed(details)
+    return PolicyProblem(f"{place}: found {found}; allowed: {allowed}", field, found, allowed)
 
 
 def _title(document: object, *, otherwise: str) -> str:
@@ -445,6 +467,9 @@ def _step(part: str | int) -> str:
 def _fields(model: type[BaseModel], where: tuple[str | int, ...]) -> Iterable[str]:
     """What may stand at a place."""
     inner: dict[str | int, type[BaseModel]] = {"namespaces": Namespace, "quota": Quota, "steering": Steering}
+    inner["learning"] = Learning
+    if where and where[0] == "overload":
+        return OVERLOAD_PARTS[str(where[-1])].model_fields
     return inner[where[0]].model_fields if where else model.model_fields
 
 
@@ -481,7 +506,7 @@ def _show(value: object) -> str:
     """A value as it stands in a policy file, on one line and not too long."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    if isinstance(value, Mapping | list):
+    if isinstance(value, Mapping | BaseModel | list):
         return "a list" if isinstance(value, list) else "a mapping"
     if isinstance(value, int) and abs(value) > _INTEGER_SHOWN_MAX:
         return "a number beyond all bounds"

@@ -15,21 +15,24 @@ from hashlib import blake2b
 from hmac import compare_digest
 from struct import Struct
 from struct import error as struct_error
-from typing import NamedTuple
+
+import msgspec
 
 from limiter.model.operations import Charge
 
 ID_SIZE = 12
 TOKEN_MAX = 131_072
 
-_VERSION = 1
+_VERSION = 2
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _TAG_SIZE = 16
-_HEAD = Struct(f"<B{ID_SIZE}sQQdHBH")
-_CHARGE = Struct("<dd?B")
+_HEAD = Struct(f"<B{ID_SIZE}sQQdBHBH")
+_CHARGE = Struct("<ddBB")
+_EXPECTED = Struct("<d")
+_IN_REQUESTS, _EXPECTS = 1, 2
 
 
-class Reservation(NamedTuple):
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """What a granted acquire took, and until when it may be settled without ado."""
 
     id: bytes
@@ -39,6 +42,8 @@ class Reservation(NamedTuple):
     deadline_us: int
     expected_ms: float
     charges: tuple[Charge, ...]
+    class_number: int = 0
+    """Of the request's class, for whichever of its buckets has overload control (`limiter.model.shedding`)."""
 
     @property
     def name(self) -> str:
@@ -78,35 +83,57 @@ class Signer:
         return keyed.digest()
 
 
+class Keyring:
+    """Signs with the newest secret, and knows what was signed with the ones before."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signers = [signer]
+
+    def sign_with(self, signer: Signer) -> None:
+        """Sign with another from now on."""
+        self._signers.insert(0, signer)
+
+    def sign(self, reservation: Reservation) -> str:
+        """The token to hand to the caller."""
+        return self._signers[0].sign(reservation)
+
+    def open(self, token: str) -> Reservation | None:
+        """The reservation in a token of ours; None for anything else."""
+        for signer in self._signers:
+            if (found := signer.open(token)) is not None:
+                return found
+        return None
+
+
 def _encode(raw: bytes) -> str:
     return b2a_base64(raw, newline=False).translate(_URL_SAFE, b"=").decode()
 
 
 def _pack(reservation: Reservation) -> bytes:
-    namespace = reservation.namespace.encode("utf-8", "surrogatepass")
+    charges, name = reservation.charges, reservation.namespace.encode("utf-8", "surrogatepass")
     parts = [
         _HEAD.pack(
-            _VERSION,
-            reservation.id,
-            reservation.acquired_us,
-            reservation.deadline_us,
-            reservation.expected_ms,
-            reservation.partition,
-            len(reservation.charges),
-            len(namespace),
+            _VERSION, reservation.id, reservation.acquired_us, reservation.deadline_us, reservation.expected_ms,
+            reservation.class_number, reservation.partition, len(charges), len(name),
         ),
-        namespace,
-    ]
-    for charge in reservation.charges:
-        bucket = charge.bucket.encode()
-        parts += (_CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(bucket)), bucket)
+        name,
+    ]  # fmt: skip
+    for charge in charges:
+        raw, expected_ms = charge.bucket.encode(), charge.expected_ms
+        if expected_ms != expected_ms:  # none of its own
+            parts += (_CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(raw)), raw)
+        else:
+            bits = charge.in_requests + _EXPECTS
+            parts += (_CHARGE.pack(charge.charge, charge.weight, bits, len(raw)), raw, _EXPECTED.pack(expected_ms))
     return b"".join(parts)
 
 
 def _unpack(payload: bytes) -> Reservation | None:
     """None for a layout of another version, signed by a node that is newer or older."""
     try:
-        version, id_, acquired_us, deadline_us, expected_ms, partition, count, size = _HEAD.unpack_from(payload)
+        version, id_, acquired_us, deadline_us, expected_ms, class_number, partition, count, size = _HEAD.unpack_from(
+            payload
+        )
     except struct_error:
         return None
     if version != _VERSION:
@@ -115,10 +142,14 @@ def _unpack(payload: bytes) -> Reservation | None:
     namespace = payload[_HEAD.size : at].decode("utf-8", "surrogatepass")
     charges = []
     for _ in range(count):
-        charge, weight, in_requests, size = _CHARGE.unpack_from(payload, at)
+        charge, weight, bits, size = _CHARGE.unpack_from(payload, at)
         at += _CHARGE.size
-        charges.append(Charge(payload[at : at + size].decode(), charge, weight, in_requests=in_requests))
+        made = Charge(payload[at : at + size].decode(), charge, weight, None, bits & _IN_REQUESTS == _IN_REQUESTS)
         at += size
+        if bits >= _EXPECTS:
+            made = made.but(expected_ms=_EXPECTED.unpack_from(payload, at)[0])
+            at += _EXPECTED.size
+        charges.append(made)
     return Reservation(
         id=id_,
         namespace=namespace,
@@ -127,4 +158,5 @@ def _unpack(payload: bytes) -> Reservation | None:
         deadline_us=deadline_us,
         expected_ms=expected_ms,
         charges=tuple(charges),
+        class_number=class_number,
     )

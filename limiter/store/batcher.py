@@ -8,21 +8,27 @@ sending the same call again applies it at most once (S1, S4, S6, S7).
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from binascii import b2a_base64
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from os import urandom
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
+from limiter.model.tally import CallTally
 from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
-from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
+from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
 from limiter.store.scripts import Script
+from limiter.store.told import Done, Told
+
+log = logging.getLogger(__name__)
 
 OPERATIONS_MAX = 128
 """Operations in one call: bounds how long the store is busy with it."""
@@ -31,7 +37,10 @@ BUCKETS_MAX = 1024
 """Buckets in one call, for operations that touch many."""
 
 WAITING_MAX = 16_384
-"""Operations that may wait in one lane; beyond that the store is too slow for what is asked of it."""
+"""Operations that may wait in one lane, however fast the store is."""
+
+CALL_WEIGHT = 0.3
+"""Of the last call in how long calls take."""
 
 TIMEOUT_MAX_S = 5.0
 CALL_LIFETIME_US = 5_000_000
@@ -45,10 +54,37 @@ OpT = TypeVar("OpT")
 AnswerT = TypeVar("AnswerT")
 
 
-class _Waiting(NamedTuple, Generic[OpT, AnswerT]):
-    operation: OpT
-    future: asyncio.Future[AnswerT]
-    deadline_s: float
+class _Waiting(Generic[OpT, AnswerT]):
+    """One operation, and whom to tell what came of it: once, or never if the caller has gone."""
+
+    __slots__ = ("deadline_s", "done", "is_sent", "operation")
+
+    def __init__(self, operation: OpT, done: Done[AnswerT], deadline_s: float) -> None:
+        self.operation = operation
+        self.done: Done[AnswerT] | None = done
+        self.deadline_s = deadline_s
+        self.is_sent = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for it any more."""
+        done = self.done
+        return done is None or (type(done) is Told and done.future.cancelled())
+
+    def tell(self, answer: AnswerT | Exception) -> None:
+        """Answer, unless that is done already."""
+        done, self.done = self.done, None
+        if done is not None:
+            done(answer)
+
+    def give_up(self) -> None:
+        """The deadline has come."""
+        if self.done is None:
+            return
+        if self.is_sent:
+            self.tell(StoreUnavailable("no answer from the store in time"))
+        else:
+            self.tell(StoreBusy("too many operations were waiting for the store"))
 
 
 class Batcher(Generic[OpT, AnswerT]):
@@ -60,7 +96,9 @@ class Batcher(Generic[OpT, AnswerT]):
         self._clock = clock
         self._calls_max = calls_max
         self._lanes: dict[Slot, _Lane[OpT, AnswerT]] = {}
+        self._deadlines = _Deadlines()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.tally = CallTally()
 
     async def run(self, slot: Slot, operation: OpT, *, timeout_s: float) -> AnswerT:
         """Have one operation applied; StoreUnavailable if there is no answer in time.
@@ -68,23 +106,47 @@ class Batcher(Generic[OpT, AnswerT]):
         The caller may be cancelled at any moment: the call goes on without it (R16).
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[AnswerT] = loop.create_future()
+        told: Told[AnswerT] = Told()
         deadline_s = loop.time() + min(timeout_s, TIMEOUT_MAX_S)
+        waiting = self.start(slot, operation, told, deadline_s=deadline_s)
+        try:
+            return await told.future
+        finally:
+            waiting.done = None
+
+    def start(self, slot: Slot, operation: OpT, done: Done[AnswerT], *, deadline_s: float) -> _Waiting[OpT, AnswerT]:
+        """The same without a coroutine: `done` is told the answer, or why there is none (in the loop's time)."""
+        (waiting,) = self.start_many(slot, [(operation, done)], deadline_s=deadline_s)
+        return waiting
+
+    def start_many(
+        self, slot: Slot, asked: Iterable[tuple[OpT, Done[AnswerT]]], *, deadline_s: float
+    ) -> list[_Waiting[OpT, AnswerT]]:
+        """The same for many at once."""
         lane = self._lanes.get(slot)
         if lane is None:
             self._lanes[slot] = lane = _Lane(slot)
-        elif len(lane.waiting) >= WAITING_MAX:
-            raise StoreRefused("too many operations are waiting for the store")
-        lane.waiting.append(_Waiting(operation, future, deadline_s))
-        if lane.calls < self._calls_max and not lane.scheduled:
+        joining: list[_Waiting[OpT, AnswerT]] = [_Waiting(operation, done, deadline_s) for operation, done in asked]
+        room = len(joining) if len(lane.waiting) < OPERATIONS_MAX else self._room(lane, deadline_s)
+        lane.waiting.extend(joining[:room])
+        self._deadlines.watch(joining[:room])
+        if not lane.scheduled and self._may_call(lane):
             lane.scheduled = True
             # Not at once: whoever else asks in this turn of the loop comes along.
-            loop.call_soon(self._start, lane)
-        timer = loop.call_at(deadline_s, _give_up, future)
-        try:
-            return await future
-        finally:
-            timer.cancel()
+            asyncio.get_running_loop().call_soon(self._start, lane)
+        for waiting in joining[room:]:
+            waiting.tell(StoreBusy("too many operations are waiting for the store"))
+        return joining
+
+    def _may_call(self, lane: _Lane[OpT, AnswerT]) -> bool:
+        """One call is always worth while; another beside it only for a full batch: fewer and larger calls cost less."""
+        return not lane.calls or (lane.calls < self._calls_max and len(lane.waiting) >= OPERATIONS_MAX)
+
+    def _room(self, lane: _Lane[OpT, AnswerT], deadline_s: float) -> int:
+        """For how many there is room: a turn that would only come after the deadline is better refused at once."""
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        turns = left_s / lane.call_s * self._calls_max if lane.call_s > 0 else WAITING_MAX
+        return max(0, min(WAITING_MAX, int(turns * OPERATIONS_MAX)) - len(lane.waiting))
 
     async def drain(self) -> None:
         """Wait for the calls in flight, and for what waits behind them."""
@@ -104,43 +166,52 @@ class Batcher(Generic[OpT, AnswerT]):
         task = asyncio.get_running_loop().create_task(self._flush(lane, batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if lane.waiting and lane.calls < self._calls_max:
+        if lane.waiting and self._may_call(lane):
             self._start(lane)
 
     def _take(self, lane: _Lane[OpT, AnswerT]) -> list[_Waiting[OpT, AnswerT]]:
         """The next batch: in order, without those that gave up, one set of parameters a bucket."""
         batch: list[_Waiting[OpT, AnswerT]] = []
         known: dict[str, object] = {}
-        waiting, demands = lane.waiting, self._script.demands
-        while waiting and len(batch) < OPERATIONS_MAX and len(known) < BUCKETS_MAX:
-            if waiting[0].future.done():
-                waiting.popleft()
-                continue
-            wanted = demands(waiting[0].operation)
-            if not all(_agree(known.get(bucket, params), params) for bucket, params in wanted):
-                break
-            known.update(wanted)
-            batch.append(waiting.popleft())
+        queue, demands = lane.waiting, self._script.demands
+        while queue and len(batch) < OPERATIONS_MAX and len(known) < BUCKETS_MAX:
+            waiting = queue[0]
+            if not waiting.is_gone:
+                wanted = demands(waiting.operation)
+                if _disagree(known, wanted):
+                    break
+                known.update(wanted)
+                waiting.is_sent = True
+                batch.append(waiting)
+            queue.popleft()
         return batch
 
     async def _flush(self, lane: _Lane[OpT, AnswerT], batch: list[_Waiting[OpT, AnswerT]]) -> None:
+        began_s = time.perf_counter()  # the loop's own time may count in milliseconds
         try:
             answers = await self._send(lane.slot, batch)
         except asyncio.CancelledError:  # the loop is closing: nobody may be left waiting
             for waiting in (*batch, *lane.waiting):
-                waiting.future.cancel()
+                waiting.tell(StoreUnavailable("the node is ending"))
             raise
+        except ResponseError as error:  # nothing that the scripts or we are made for: to callers, a store that fails
+            log.error("the store answers %s with an error: %s", self._script.name, error)
+            for waiting in batch:
+                waiting.tell(StoreUnavailable(f"the store answers with an error: {error}"))
         except Exception as error:  # whatever it is, somebody waits for it
             for waiting in batch:
-                if not waiting.future.done():
-                    waiting.future.set_exception(copy(error))
+                waiting.tell(copy(error))
         else:
             for waiting, answer in zip(batch, answers, strict=True):
-                if not waiting.future.done():
-                    waiting.future.set_result(answer)
+                waiting.tell(answer)
         finally:
+            took_s = time.perf_counter() - began_s
+            self.tally.operations.observe(len(batch))
+            self.tally.seconds.observe(took_s)
+            lane.call_s += CALL_WEIGHT * (took_s - lane.call_s)
             lane.calls -= 1
-            if not lane.scheduled:
+            self._deadlines.trim()
+            if not lane.scheduled and (not lane.waiting or self._may_call(lane)):
                 self._start(lane)
 
     async def _send(self, slot: Slot, batch: Sequence[_Waiting[OpT, AnswerT]]) -> Sequence[AnswerT]:
@@ -192,21 +263,82 @@ class Batcher(Generic[OpT, AnswerT]):
 
 
 class _Lane(Generic[OpT, AnswerT]):
-    """What waits for one slot, and how many calls are on their way there."""
+    """What waits for one slot, how many calls are on their way there, and how long they take."""
 
-    __slots__ = ("calls", "scheduled", "slot", "waiting")
+    __slots__ = ("call_s", "calls", "scheduled", "slot", "waiting")
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.waiting: deque[_Waiting[OpT, AnswerT]] = deque()
         self.calls = 0
+        self.call_s = 0.0
         self.scheduled = False
 
 
-def _agree(known: object, params: object) -> bool:
-    return known is params or known == params
+class _Expiring(Protocol):
+    """What has a deadline."""
+
+    deadline_s: float
+
+    @property
+    def done(self) -> object:
+        """None once nobody waits for it any more."""
+
+    def give_up(self) -> None:
+        """The deadline has come."""
 
 
-def _give_up(future: asyncio.Future[AnswerT]) -> None:
-    if not future.done():
-        future.set_exception(StoreUnavailable("no answer from the store in time"))
+class _Deadlines:
+    """One timer for all who wait: a timer each would cost as much as half the call.
+
+    Nearly all deadlines come in the order in which they were set; the few that do not get a timer of their own.
+    """
+
+    __slots__ = ("_looks_s", "_queue", "_timer")
+
+    def __init__(self) -> None:
+        self._queue: deque[_Expiring] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_s = 0.0
+
+    def watch(self, joining: Sequence[_Expiring]) -> None:
+        """See to it that they give up in time; all of them have one deadline."""
+        if not joining:
+            return
+        queue, deadline_s = self._queue, joining[0].deadline_s
+        if queue and deadline_s < queue[-1].deadline_s:
+            for waiting in joining:
+                asyncio.get_running_loop().call_at(deadline_s, waiting.give_up)
+            return
+        queue.extend(joining)
+        if self._timer is None or self._looks_s > deadline_s:
+            self._look_at(deadline_s)
+
+    def _look_at(self, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._looks_s = asyncio.get_running_loop().call_at(when_s, self._look), when_s
+
+    def trim(self) -> None:
+        """Forget those that were answered."""
+        queue = self._queue
+        while queue and queue[0].done is None:
+            queue.popleft()
+
+    def _look(self) -> None:
+        loop, queue = asyncio.get_running_loop(), self._queue
+        now_s = loop.time()
+        while queue and (queue[0].done is None or queue[0].deadline_s <= now_s):
+            queue.popleft().give_up()
+        self._timer = None
+        if queue:
+            self._look_at(queue[0].deadline_s)
+
+
+def _disagree(known: Mapping[str, object], wanted: Iterable[tuple[str, object]]) -> bool:
+    """Whether an operation would have a bucket go by other parameters than those before it."""
+    for bucket, params in wanted:
+        found = known.get(bucket, params)
+        if found is not params and found != params:
+            return True
+    return False

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from limiter.model.operations import Acquire, AcquireAnswer, AcquireStatus, Settle, SettleAnswer
+from limiter.model.tally import CallTally
 from limiter.store.batcher import Batcher
 from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
 from limiter.store.keys import Slot
 from limiter.store.scripts import AcquireScript, SettleScript
+from limiter.store.told import Done
 
 BUCKETS_PER_OPERATION_MAX = 255
 FINGERPRINT_SIZE = 16
 AMOUNT_MAX = 2.0**53
+
+_WINDOW = AcquireStatus.WINDOW
 
 
 class Buckets:
@@ -27,30 +30,65 @@ class Buckets:
         )
         self._settles: Batcher[Settle, SettleAnswer] = Batcher(link, SettleScript(), self.clock, calls_max=calls_max)
 
+    @property
+    def call_tallies(self) -> dict[str, CallTally]:
+        """What was sent to the store, by operation."""
+        return {"acquire": self._acquires.tally, "settle": self._settles.tally}
+
     async def acquire(self, slot: Slot, operation: Acquire, *, timeout_s: float) -> AcquireAnswer:
         """Admit or refuse, over all the operation's buckets or none."""
         _check_acquire(operation)
         return await self._acquires.run(slot, operation, timeout_s=timeout_s)
 
-    async def acquire_at(self, slot: Slot, plan: Callable[[int], Acquire], *, timeout_s: float) -> AcquireAnswer:
-        """The same for an operation that depends on the calendar: `plan` makes it for a time of the store's (us).
+    def start_acquire(
+        self,
+        slot: Slot,
+        plan: Callable[[int], Acquire],
+        done: Done[AcquireAnswer],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """The same without a coroutine, for an operation that depends on the calendar.
 
-        The node only guesses that time. Where a quota's window has turned meanwhile, or nothing is known yet, the
-        script says so and does nothing, and the operation is made anew for the time in the answer (P4, T4).
+        `plan` makes it for a time of the store's (us). The node only guesses that time, before the first reply by its
+        own clock. Where a quota's window is another one, the script says so and does nothing, and the operation is
+        made anew for the time in the answer (P4, T4). `done` is told the answer, or why there is none, until the
+        deadline (in the loop's time).
         """
-        began_s = time.monotonic()
-        operation = plan(self.clock.now_us())
+
+        def answered(answer: AcquireAnswer | Exception) -> None:
+            if type(answer) is AcquireAnswer and answer.status is _WINDOW:
+                self._acquires.start(slot, plan(answer.now_us), done, deadline_s=deadline_s)
+            else:
+                done(answer)
+
+        operation = plan(self.clock.guess_us())
         _check_acquire(operation)
-        answer = await self._acquires.run(slot, operation, timeout_s=timeout_s)
-        if answer.status is AcquireStatus.WINDOW:
-            left_s = timeout_s - (time.monotonic() - began_s)
-            answer = await self.acquire(slot, plan(answer.now_us), timeout_s=left_s)
-        return answer
+        self._acquires.start(slot, operation, answered, deadline_s=deadline_s)
+
+    def start_acquires(
+        self, slot: Slot, asked: Iterable[tuple[Acquire, Done[AcquireAnswer]]], *, deadline_s: float
+    ) -> None:
+        """The same for many at once, which the caller has made for the time it guesses: WINDOW is an answer too."""
+        sound = []
+        for operation, done in asked:
+            try:
+                _check_acquire(operation)
+            except ValueError as error:
+                done(error)
+            else:
+                sound.append((operation, done))
+        self._acquires.start_many(slot, sound, deadline_s=deadline_s)
 
     async def settle(self, slot: Slot, operation: Settle, *, timeout_s: float) -> SettleAnswer:
         """Correct what an acquire charged, once; or debit a long request as it goes."""
         _check_settle(operation)
         return await self._settles.run(slot, operation, timeout_s=timeout_s)
+
+    def start_settle(self, slot: Slot, operation: Settle, done: Done[SettleAnswer], *, deadline_s: float) -> None:
+        """The same without a coroutine; the deadline is in the loop's time."""
+        _check_settle(operation)
+        self._settles.start(slot, operation, done, deadline_s=deadline_s)
 
     async def drain(self) -> None:
         """Wait until nothing is in flight."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+GUESS_MIN_US = 1_577_836_800_000_000
+"""The year 2020: a node's clock that is before it is certainly wrong, and calendars have no days before their first."""
+
 
 class StoreClock:
     """An estimate of the store's time from the last reply, carried on by this node's monotonic clock (T4).
@@ -27,7 +30,7 @@ class StoreClock:
 
     def guess_us(self) -> int:
         """The store's time, or before the first reply this node's own: for decisions without a store."""
-        return self.now_us() or time.time_ns() // 1000
+        return self.now_us() or max(time.time_ns() // 1000, GUESS_MIN_US)
 
     def now_us(self) -> int:
         """The store's time, or 0 before the first reply."""

@@ -17,6 +17,14 @@ class StoreRefused(StoreUnavailable):
     """The command was certainly not executed: never sent, or turned away by the server."""
 
 
+class StoreBusy(StoreRefused):
+    """More is waiting for the store than it can serve in time; it is well, and nothing was sent."""
+
+
+class StoreShunned(StoreBusy):
+    """It failed again and again, and is given a rest; nothing was sent."""
+
+
 class StoreOutOfMemory(StoreRefused):
     """The server has no memory left for writes; nothing was executed."""
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from limiter.model.bucket import Record
+from limiter.model.memory import Memory, unpack
+from limiter.model.stewardship import Lease
 from limiter.store import keys
 from limiter.store.connect import Link
 from limiter.store.keys import Slot
-from limiter.store.layout import unpack_record
+from limiter.store.layout import read_record, unpack_token
 
 SCAN_COUNT = 512
 """Keys that the store looks at in one step."""
@@ -105,19 +106,78 @@ async def _read(
         if raw is None:  # gone, or of another type
             records.append((name, await link.call(prefix, "EXISTS", key, timeout_s=timeout_s) == 1))
         else:
-            records.append((name, _record(raw) or True))
+            records.append((name, read_record(raw) or True))
     return records
 
 
-def _record(raw: bytes) -> Record | None:
-    """A record that the scripts would take (lua/lib/record.lua), else None."""
-    try:
-        record = unpack_record(raw)
-    except ValueError:
-        return None
-    numbers = (record.balance, record.rate, record.capacity)
-    sound = all(map(math.isfinite, numbers)) and record.balance <= record.capacity and record.capacity > 0
-    return record if sound and record.rate >= 0 and record.updated_us > 0 else None
+class SteeredPage(NamedTuple):
+    """Who owns a slot, and some of its buckets with what the controller keeps of them."""
+
+    owner: Lease | None
+    buckets: list[tuple[str, Record, Memory | None]]
+    cursor: str
+    unreadable: list[str]
+
+
+async def now_us(link: Link, *, timeout_s: float = TIMEOUT_S) -> int:
+    """The store's time, by which balances are shown."""
+    seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=timeout_s)
+    return int(seconds) * 1_000_000 + int(microseconds)
+
+
+async def list_steered(
+    link: Link,
+    namespace: str,
+    partition: int = 0,
+    *,
+    policy: str | None = None,
+    contains: str = "",
+    cursor: str = "",
+    limit: int = 100,
+    timeout_s: float = TIMEOUT_S,
+) -> SteeredPage:
+    """The same pages as `list_buckets`, of the buckets that the controller has something to say of (R11)."""
+    prefix = Slot(namespace, partition).prefix
+    page = await list_buckets(
+        link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=limit, timeout_s=timeout_s
+    )
+    states: list[bytes | None] = []
+    if page.buckets:
+        wanted = [keys.state(prefix, name) for name, _ in page.buckets]
+        states = await link.call(prefix, "MGET", *wanted, timeout_s=timeout_s)
+    found = [(name, record, unpack(state)) for (name, record), state in zip(page.buckets, states, strict=True) if state]
+    return SteeredPage(await owner_of(link, prefix, timeout_s=timeout_s), found, page.cursor, page.unreadable)
+
+
+class SlotLook(NamedTuple):
+    """Whether a controller owns a slot, and some of its buckets: those that are there and can be read."""
+
+    is_owned: bool
+    records: dict[str, Record]
+    memories: dict[str, Memory]
+
+
+async def look_at_slot(link: Link, slot: Slot, names: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> SlotLook:
+    """All of it in one command."""
+    prefix, count = slot.prefix, len(names)
+    wanted = [keys.bucket(prefix, name) for name in names] + [keys.state(prefix, name) for name in names]
+    raws: list[bytes | None] = await link.call(prefix, "MGET", keys.lease(prefix), *wanted, timeout_s=timeout_s)
+    records = {name: read_record(raw) for name, raw in zip(names, raws[1 : 1 + count], strict=True) if raw}
+    memories = {name: unpack(raw) for name, raw in zip(names, raws[1 + count :], strict=True)}
+    return SlotLook(
+        raws[0] is not None,
+        {name: record for name, record in records.items() if record is not None},
+        {name: memory for name, memory in memories.items() if memory is not None},
+    )
+
+
+async def owner_of(link: Link, prefix: bytes, *, timeout_s: float = TIMEOUT_S) -> Lease | None:
+    """Who steers a slot, and for how long by now; None if nobody does."""
+    key = keys.lease(prefix)
+    # MGET says nothing of what is no string, where GET would fail (S11).
+    (raw,) = await link.call(prefix, "MGET", key, timeout_s=timeout_s)
+    left_ms = int(await link.call(prefix, "PTTL", key, timeout_s=timeout_s))
+    return None if raw is None or left_ms < 0 else unpack_token(raw, left_ms)
 
 
 def _close_cursor(place: _Place) -> str:

@@ -3,9 +3,12 @@
     hg:{<namespace>/<partition>}:b:<policy>:<value>,<value>…    a bucket
     hg:{…}:r:<id>    tombstone of a reservation       hg:{…}:i:<digest>   decision under an idempotency key
     hg:{…}:f:<id>    reply of a batched call          hg:{…}:sampling, hg:{…}:touched   for the controller
+    hg:{…}:lease     which controller owns the slot   hg:{…}:fence    how often it was taken
+    hg:{…}:s:<bucket>   what the controller knows of a bucket
+    hg:{…}:u:<bucket>   what services report of their load; of a policy's name alone: for all its buckets
     hg:secret        what reservations are signed with
     hg:{policies}:…  current: the policies, audit: who changed what, h:<entry>: what an entry was before
-    hg:{nodes}       when each node was last seen
+    hg:{nodes}       when each node was last seen     hg:{controllers}   when each controller was
 
 The braces are a hash tag: all that one acquire touches lives in one slot. Text from clients is written with the
 letters, digits and `._-`; everything else is percent-encoded, what is long becomes a digest behind a `~`, and what
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote
@@ -39,11 +43,17 @@ POLICIES_CHANNEL = POLICIES + b"changed"
 NODES = b"hg:{nodes}"
 """The nodes that live, by the store's time (us) when they were last seen."""
 
+CONTROLLERS = b"hg:{controllers}"
+"""The controllers that live, likewise."""
+
 ACL = "~hg:* &hg:*"
 """What a store user must be allowed to touch."""
 
 TEXT_MAX = 64
 """Longest encoded text that stands in a key as it is."""
+
+SOURCE_SIZE = 8
+"""Bytes that stand for the name of a source of signals."""
 
 NAME_MAX = 200
 """Longest bucket name that stands as it is."""
@@ -56,7 +66,8 @@ def encode(text: str | None) -> str:
     """Write client text so that it cannot end early, reach into a neighbour or grow without bound."""
     if text is None:
         return _ABSENT
-    if _PLAIN.fullmatch(text):
+    # Most text is plain, and most of that is only letters and digits.
+    if (len(text) <= TEXT_MAX and text.isalnum() and text.isascii()) or _PLAIN.fullmatch(text):
         return text
     raw = text.encode("utf-8", "surrogatepass")
     # quote() leaves "~" alone, but here it announces a digest.
@@ -64,11 +75,15 @@ def encode(text: str | None) -> str:
     return encoded if len(encoded) <= TEXT_MAX else "~" + _digest(raw)
 
 
+_encoded_policy = lru_cache(maxsize=4096)(encode)
+
+
 def bucket_name(policy: str, values: Sequence[str | None]) -> str:
     """Name the bucket of a policy for one combination of key values, within its slot."""
-    prefix, suffix = encode(policy), ",".join(map(encode, values))
+    prefix = _encoded_policy(policy)
     if not values:
         return prefix
+    suffix = encode(values[0]) if len(values) == 1 else ",".join(map(encode, values))
     if len(prefix) + len(suffix) > NAME_MAX:
         suffix = "~~" + _digest(suffix.encode())
     return f"{prefix}:{suffix}"
@@ -114,6 +129,31 @@ def sampling(prefix: bytes) -> bytes:
 def touched(prefix: bytes) -> bytes:
     """The buckets changed since the last sampling."""
     return prefix + b"touched"
+
+
+def lease(prefix: bytes) -> bytes:
+    """Who steers the slot, and under which fence number."""
+    return prefix + b"lease"
+
+
+def fence(prefix: bytes) -> bytes:
+    """How often the slot was taken: the last fence number."""
+    return prefix + b"fence"
+
+
+def state(prefix: bytes, name: str) -> bytes:
+    """What the controller keeps of a bucket from cycle to cycle."""
+    return prefix + b"s:" + name.encode()
+
+
+def signals(prefix: bytes, name: str) -> bytes:
+    """What services report of their load to a bucket, or to all of a policy's."""
+    return prefix + b"u:" + name.encode()
+
+
+def source_digest(source: str) -> bytes:
+    """A source's name as it stands among the signals."""
+    return blake2b(source.encode("utf-8", "surrogatepass"), digest_size=SOURCE_SIZE).digest()
 
 
 def policy_history(entry: str) -> bytes:

@@ -5,10 +5,12 @@ Floats go as little-endian float64 and never as text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from struct import Struct
+from struct import error as struct_error
 
-from limiter.model.bucket import HISTOGRAM_STEPS, Flags, Params, Record
+from limiter.model.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, Flags, Params, Record
 from limiter.model.ledger import Tombstone
 from limiter.model.operations import (
     Acquire,
@@ -16,42 +18,94 @@ from limiter.model.operations import (
     AcquireStatus,
     BucketAnswer,
     BucketSettled,
+    Pressure,
     Settle,
     SettleAnswer,
     SettleStatus,
     Verdict,
 )
+from limiter.model.shedding import CLASSES, Shedding, ShedOrder, is_sound
+from limiter.model.signals import Report
+from limiter.model.stewardship import Lease, Steer, SteerStatus
 
 VERSION = 1
 PACKED_MAX = 4096
+STEERED_MAX = 256
+"""Buckets that one call of steer.lua may carry: bounds how long the store is busy with it."""
 
 _packed: dict[int, tuple[Params, bytes]] = {}
 
 _RECORD = Struct("<BB19d")
-_HISTOGRAM = Struct(f"<{HISTOGRAM_STEPS}d")
-_PARAMS = Struct("<B9d")
+_HISTOGRAMS = {classes: Struct(f"<{HISTOGRAM_STEPS * classes}d") for classes in (1, len(CLASSES))}
+"""One histogram, or one for each class."""
+_SHARE = Struct("<3d")
+_SHEDDING = Struct("<28d")
+_PARAMS = Struct("<B11d")
 _HEAD = Struct("<ddH")
 _REPLY = Struct("<Bd")
 
 _ACQUIRE = Struct("<BBd")
 _WANT = Struct("<HBdd")
 _IDEMPOTENCY = Struct("<H16sI")
+_LOT = Struct("<Bd")
 _ANSWER = Struct("<Bdddd")
+_PRESSURE = Struct("<Bddd")
 _REPLAYED = Struct("<I")
 _MEMO = Struct("<dI")
 
 _SETTLE = Struct("<HBBdddddd")
 _CHARGE = Struct("<HBdd")
+_EXPECTED = Struct("<d")
 _SETTLED = Struct("<BBBd")
 _BUCKET_SETTLED = Struct("<Bddddd")
 _TOMBSTONE = Struct("<BBd")
 _ACCOUNTED = Struct("<dd")
 
-_LEASE, _DRY_RUN, _IDEMPOTENT = 1, 2, 4
-_DONE = 1
+_FENCE = Struct("<d")
+_STEER_HEAD = Struct("<dH")
+_STEER = Struct("<HBddBdd")
+_STEER_OVERLOAD = Struct("<10d")
+_STATE = Struct("<I")
 
-_FIELDS = tuple(name for name in Record.__dataclass_fields__ if name not in ("flags", "histogram"))
-_VERDICTS = tuple(Verdict)
+_REPORT = Struct("<8sdH")
+_LOAD = Struct("<d")
+
+_LEASE, _DRY_RUN, _DRAWN, _IDEMPOTENT = 1, 2, 4, 8
+_SHEDS = 16
+_IN_CLASS, _EXPECTS = 2, 2
+_IN_REQUESTS = 4
+_PRESENT, _SETTLED_IN_REQUESTS = 1, 2
+_SETS_CAP, _SETS_CHARGE, _SETS_UNIT, _SETS_SHARE, _SETS_STATE, _SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
+_DONE, _LOST = 1, 3
+
+_NOTHING = math.nan
+"""Stands where nothing is set; the scripts would not take it anyway."""
+
+_new_record = Record.__new__
+_SHARE_FIELDS = ("share", "share_until_us", "share_partitions")
+_APART = {"flags", "histogram", "shedding", *_SHARE_FIELDS}
+_FIELDS = tuple(name for name in Record.__dataclass_fields__ if name not in _APART)
+_FLAGS = tuple(Flags(bits) for bits in range(RECORD_FLAGS + 1))
+# Asking an enum, record by record, is dear.
+_HAS_HISTOGRAM, _HAS_SHARE, _HAS_SHEDDING = int(Flags.HISTOGRAM), int(Flags.DIVIDED), int(Flags.OVERLOAD)
+_HAS_TRAILER = _HAS_HISTOGRAM | _HAS_SHARE | _HAS_SHEDDING
+
+
+def _classes(flags: int) -> int:
+    """How many classes are counted apart."""
+    return len(CLASSES) if flags & _HAS_SHEDDING else 1
+
+
+def _size(flags: int) -> int:
+    histogram = _HISTOGRAMS[_classes(flags)].size if flags & _HAS_HISTOGRAM else 0
+    share = _SHARE.size if flags & _HAS_SHARE else 0
+    return _RECORD.size + histogram + share + (_SHEDDING.size if flags & _HAS_SHEDDING else 0)
+
+
+_SIZES = tuple(map(_size, range(RECORD_FLAGS + 1)))
+_VERDICTS = {verdict + unit: (verdict, unit > 0) for verdict in Verdict for unit in (0, _IN_REQUESTS)}
+"""What the first byte of an answer means: the verdict, and whether the bucket counts requests."""
+
 _REFUSED, _GRANTED = AcquireStatus.REFUSED, AcquireStatus.GRANTED
 
 
@@ -63,21 +117,103 @@ class CallExpired(Exception):
         self.now_us = now_us
 
 
+class LeaseLost(Exception):
+    """The slot is another's, or nobody's, by now: nothing was done (P7)."""
+
+
 def pack_record(record: Record) -> bytes:
     """A record as the scripts write it."""
-    fields = _RECORD.pack(VERSION, record.flags, *(getattr(record, name) for name in _FIELDS))
-    return fields + _HISTOGRAM.pack(*record.histogram) if record.histogram else fields
+    packed = _RECORD.pack(VERSION, record.flags, *(getattr(record, name) for name in _FIELDS))
+    if record.histogram:
+        packed += _HISTOGRAMS[_classes(record.flags)].pack(*record.histogram)
+    if Flags.DIVIDED in record.flags:
+        packed += _SHARE.pack(record.share, record.share_until_us, record.share_partitions)
+    if record.shedding is not None:
+        packed += _pack_shedding(record.shedding)
+    return packed
 
 
 def unpack_record(raw: bytes) -> Record:
     """A record as the scripts wrote it; ValueError if it is none."""
-    if len(raw) not in (_RECORD.size, _RECORD.size + _HISTOGRAM.size) or raw[0] != VERSION:
+    if len(raw) < _RECORD.size or raw[0] != VERSION or raw[1] > RECORD_FLAGS or len(raw) != _SIZES[raw[1]]:
         raise ValueError("not a bucket record of this version")
-    _, flags, *fields = _RECORD.unpack_from(raw)
-    record = Record(flags=Flags(flags), **dict(zip(_FIELDS, fields, strict=True)))
-    if len(raw) > _RECORD.size:
-        record.histogram = list(_HISTOGRAM.unpack_from(raw, _RECORD.size))
+    record = _new_record(Record)
+    # Field by field, in the order of the layout: a controller reads thousands of them in a tenth of a second.
+    (
+        _, flags, record.updated_us, record.balance, record.rate, record.capacity, record.committed, record.debt_max,
+        record.settle_threshold, record.stop_debt, record.charge, record.epoch, record.requests, record.admitted,
+        record.refused, record.work_charged, record.work_settled, record.work_squared, record.settles, record.missed,
+        record.uncollected,
+    ) = _RECORD.unpack_from(raw)  # fmt: skip
+    record.flags, record.histogram, record.shedding = _FLAGS[flags], [], None
+    record.share = record.share_until_us = record.share_partitions = 0.0
+    if flags & _HAS_TRAILER:
+        _unpack_trailers(record, flags, raw)
     return record
+
+
+def _unpack_trailers(record: Record, flags: int, raw: bytes) -> None:
+    """What only some buckets have."""
+    at = _RECORD.size
+    if flags & _HAS_HISTOGRAM:
+        histograms = _HISTOGRAMS[_classes(flags)]
+        record.histogram = list(histograms.unpack_from(raw, at))
+        at += histograms.size
+    if flags & _HAS_SHARE:
+        record.share, record.share_until_us, record.share_partitions = _SHARE.unpack_from(raw, at)
+        at += _SHARE.size
+    if flags & _HAS_SHEDDING:
+        record.shedding = _unpack_shedding(raw, at)
+
+
+def _pack_shedding(known: Shedding) -> bytes:
+    return _SHEDDING.pack(
+        known.quality,
+        known.overloaded,
+        *known.refused_shares,
+        *known.rates,
+        *known.tokens,
+        *known.refused,
+        *known.timed,
+        *known.missed,
+        known.slack_min_ms,
+        known.slack_before_ms,
+    )
+
+
+def _unpack_shedding(raw: bytes, at: int) -> Shedding:
+    quality, overloaded, *by_class, slack_min_ms, slack_before_ms = _SHEDDING.unpack_from(raw, at)
+    shares, rates, tokens, refused, timed, missed = (by_class[i : i + len(CLASSES)] for i in range(0, 24, len(CLASSES)))
+    return Shedding(
+        quality=quality,
+        overloaded=overloaded,
+        refused_shares=shares,
+        rates=rates,
+        tokens=tokens,
+        refused=refused,
+        timed=timed,
+        missed=missed,
+        slack_min_ms=slack_min_ms,
+        slack_before_ms=slack_before_ms,
+    )
+
+
+def read_record(raw: bytes) -> Record | None:
+    """A record that the scripts would take (lua/lib/record.lua); None for one that is damaged (S11)."""
+    try:
+        record = unpack_record(raw)
+    except ValueError:
+        return None
+    # Written so that NaN fails as well.
+    sound = (
+        -math.inf < record.balance <= record.capacity
+        and 0 < record.capacity < math.inf
+        and 0 < record.rate < math.inf
+        and record.updated_us > 0
+        and (0 < record.share <= 1 or record.share_partitions == 0)
+        and (record.shedding is None or is_sound(record.shedding, rate_max=RATE_MAX))
+    )
+    return record if sound else None
 
 
 def pack_tombstone(mark: Tombstone) -> bytes:
@@ -103,14 +239,16 @@ def _pack_params(params: Params) -> bytes:
     return _PARAMS.pack(
         params.flags,
         params.committed,
-        params.rate,
+        params.cap,
         params.capacity,
+        params.burst,
         params.burst_s,
         params.debt_max,
         params.settle_threshold,
         params.stop_debt,
         params.window_start_us,
         params.window_end_us,
+        params.partitions,
     )
 
 
@@ -143,11 +281,15 @@ def pack_acquires(operations: Sequence[Acquire], terms: Terms, keys: dict[str, i
     parts: list[bytes] = []
     append, number, pack_want = parts.append, terms.number, _WANT.pack
     for operation in operations:
-        wants, requests, lease, dry_run, idempotency = operation
-        flags = _LEASE * lease | _DRY_RUN * dry_run | _IDEMPOTENT * (idempotency is not None)
-        append(_ACQUIRE.pack(flags, len(wants), requests))
-        for bucket, params, minimum, charge, learned in wants:
-            append(pack_want(number(bucket, params), learned, minimum, charge))
+        wants, idempotency, lot = operation.wants, operation.idempotency, operation.lot
+        flags = _LEASE * operation.lease | _DRY_RUN * operation.dry_run | _IDEMPOTENT * (idempotency is not None)
+        if lot is not None:
+            flags |= _DRAWN
+        append(_ACQUIRE.pack(flags, len(wants), operation.requests))
+        for want in wants:
+            append(pack_want(number(want.bucket, want.params), want.learned, want.minimum, want.charge))
+        if lot is not None:
+            append(_LOT.pack(lot.class_number, lot.draw))
         if idempotency is not None:
             key_number = keys.setdefault(idempotency.key, len(keys) + 1)
             append(_IDEMPOTENCY.pack(key_number, idempotency.fingerprint, len(idempotency.memo)))
@@ -171,10 +313,14 @@ def _unpack_acquire(reply: bytes, at: int, count: int, now_us: int) -> tuple[Acq
     if status <= _GRANTED:
         rows = []
         for _ in range(count):
-            verdict, balance, charge, rate, capacity = _ANSWER.unpack_from(reply, at)
-            rows.append(BucketAnswer(_VERDICTS[verdict], balance, charge, rate, capacity))
+            code, balance, charge, rate, capacity = _ANSWER.unpack_from(reply, at)
+            verdict, in_requests = _VERDICTS[code]
+            rows.append(BucketAnswer(verdict, balance, charge, rate, capacity, in_requests))
             at += _ANSWER.size
         return AcquireAnswer(_GRANTED if status else _REFUSED, now_us, tuple(rows)), at
+    if status >= _SHEDS:
+        rows = [_unpack_drawn(reply, at + number * _DRAWN_SIZE) for number in range(count)]
+        return AcquireAnswer(AcquireStatus(status - _SHEDS), now_us, tuple(rows)), at + count * _DRAWN_SIZE
     if status == AcquireStatus.REPLAYED:
         (size,) = _REPLAYED.unpack_from(reply, at)
         at += _REPLAYED.size
@@ -182,13 +328,25 @@ def _unpack_acquire(reply: bytes, at: int, count: int, now_us: int) -> tuple[Acq
     return AcquireAnswer(AcquireStatus(status), now_us), at
 
 
+_DRAWN_SIZE = _ANSWER.size + _PRESSURE.size
+
+
+def _unpack_drawn(reply: bytes, at: int) -> BucketAnswer:
+    """One bucket's part in an operation that had a lot."""
+    code, balance, charge, rate, capacity = _ANSWER.unpack_from(reply, at)
+    overloaded, quality, refused_share, class_rate = _PRESSURE.unpack_from(reply, at + _ANSWER.size)
+    verdict, in_requests = _VERDICTS[code]
+    pressure = Pressure(overloaded == 1, quality, refused_share, class_rate)
+    return BucketAnswer(verdict, balance, charge, rate, capacity, in_requests, pressure)
+
+
 def _unpack_replayed(kept: bytes) -> AcquireAnswer:
     """The first decision under an idempotency key, with the time and the memo of then."""
     first_us, memo_size = _MEMO.unpack_from(kept)
     at = _MEMO.size + memo_size
-    count = (len(kept) - at - 1) // _ANSWER.size
+    count = (len(kept) - at - 1) // (_DRAWN_SIZE if kept[at] >= _SHEDS else _ANSWER.size)
     answer, _ = _unpack_acquire(kept, at, count, int(first_us))
-    return answer._replace(memo=kept[_MEMO.size : at])
+    return answer.but(memo=kept[_MEMO.size : at])
 
 
 def pack_settles(operations: Sequence[Settle], terms: Terms, tombstones: dict[str, int]) -> bytes:
@@ -198,7 +356,7 @@ def pack_settles(operations: Sequence[Settle], terms: Terms, tombstones: dict[st
         parts.append(
             _SETTLE.pack(
                 tombstones.setdefault(operation.reservation, len(tombstones) + 1),
-                operation.final,
+                operation.final + _IN_CLASS * operation.class_number,
                 len(operation.charges),
                 operation.work,
                 operation.requests,
@@ -208,8 +366,14 @@ def pack_settles(operations: Sequence[Settle], terms: Terms, tombstones: dict[st
                 operation.deadline_us,
             )
         )
-        for bucket, charge, weight, params, in_requests in operation.charges:
-            parts.append(_CHARGE.pack(terms.number(bucket, params), in_requests, charge, weight))
+        for charge in operation.charges:
+            number = terms.number(charge.bucket, charge.params)
+            expected_ms = charge.expected_ms
+            if expected_ms != expected_ms:  # none of its own
+                parts.append(_CHARGE.pack(number, charge.in_requests, charge.charge, charge.weight))
+            else:
+                parts.append(_CHARGE.pack(number, charge.in_requests + _EXPECTS, charge.charge, charge.weight))
+                parts.append(_EXPECTED.pack(expected_ms))
     return b"".join(parts)
 
 
@@ -227,11 +391,71 @@ def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAns
         at += _SETTLED.size
         rows = []
         for _ in operation.charges:
-            present, *values = _BUCKET_SETTLED.unpack_from(reply, at)
-            rows.append(BucketSettled(present == 1, *values))
+            code, balance, adjusted, uncollected, rate, capacity = _BUCKET_SETTLED.unpack_from(reply, at)
+            present, in_requests = code >= _PRESENT, code >= _SETTLED_IN_REQUESTS
+            rows.append(BucketSettled(present, balance, adjusted, uncollected, rate, capacity, in_requests))
             at += _BUCKET_SETTLED.size
         answers.append(SettleAnswer(status, now_us, late == 1, stop == 1, work, tuple(rows)))
     return answers
+
+
+def pack_token(lease: Lease) -> bytes:
+    """What the store keeps of a lease, and what its holder shows."""
+    return _FENCE.pack(lease.fence) + lease.owner
+
+
+def unpack_token(raw: bytes, left_ms: int) -> Lease | None:
+    """A lease as it is kept; None for something that is not ours."""
+    if len(raw) <= _FENCE.size:
+        return None
+    return Lease(raw[_FENCE.size :], int(_FENCE.unpack_from(raw)[0]), left_ms)
+
+
+def pack_steers(rows: Sequence[Steer], lease: Lease, *, now_us: int) -> list[bytes]:
+    """ARGV of steer.lua."""
+    params: dict[bytes, int] = {}
+    parts: list[bytes] = []
+    for _, terms, cap, charge, counts_requests, share, share_for_us, state, overload in rows:
+        parts.append(
+            _STEER.pack(
+                params.setdefault(pack_params(terms), len(params) + 1),
+                _SETS_CAP * (cap is not None)
+                | _SETS_CHARGE * (charge is not None)
+                | _SETS_UNIT * (counts_requests is not None)
+                | _SETS_SHARE * (share is not None)
+                | _SETS_STATE * (state is not None)
+                | _SETS_OVERLOAD * (overload is not None),
+                _NOTHING if cap is None else cap,
+                _NOTHING if charge is None else charge,
+                bool(counts_requests),
+                _NOTHING if share is None else share,
+                share_for_us,
+            )
+        )
+        if overload is not None:
+            parts.append(_pack_order(overload))
+        if state is not None:
+            parts += (_STATE.pack(len(state)), state)
+    return [_STEER_HEAD.pack(now_us, len(rows)) + pack_token(lease), b"".join(params), b"".join(parts)]
+
+
+def _pack_order(order: ShedOrder) -> bytes:
+    return _STEER_OVERLOAD.pack(order.quality, order.overloaded, *order.refused_shares, *order.rates)
+
+
+def unpack_steers(reply: bytes, rows: Sequence[Steer]) -> list[SteerStatus]:
+    """Statuses in the order of the rows; LeaseLost if nothing was done."""
+    kept_lease_us(reply)
+    assert len(reply) == _REPLY.size + len(rows)
+    return [SteerStatus(status) for status in reply[_REPLY.size :]]
+
+
+def kept_lease_us(reply: bytes) -> int:
+    """The store's time when it made this reply; LeaseLost if the reply is that another has the slot."""
+    code, now_us = _REPLY.unpack_from(reply)
+    if code == _LOST:
+        raise LeaseLost("the slot was taken over, or its lease has ended")
+    return int(now_us)
 
 
 def reply_time_us(reply: bytes) -> int:
@@ -240,3 +464,35 @@ def reply_time_us(reply: bytes) -> int:
     if code != _DONE:
         raise CallExpired(int(now_us))
     return int(now_us)
+
+
+def pack_loads(loads: Mapping[str, float]) -> bytes:
+    """ARGV[3] of signal.lua: names and loads."""
+    parts: list[bytes] = []
+    for name, load in loads.items():
+        raw = name.encode()
+        parts += (bytes([len(raw)]), raw, _LOAD.pack(load))
+    return b"".join(parts)
+
+
+def unpack_reports(raw: bytes) -> tuple[Report, ...]:
+    """What signal.lua keeps, oldest first; nothing if it cannot be read."""
+    reports, at = [], 0
+    try:
+        while at < len(raw):
+            source, reported_us, size = _REPORT.unpack_from(raw, at)
+            at += _REPORT.size
+            reports.append(Report(source, reported_us, _unpack_loads(raw[at : at + size])))
+            at += size
+    except (struct_error, UnicodeDecodeError, IndexError):
+        return ()
+    return tuple(reports)
+
+
+def _unpack_loads(raw: bytes) -> dict[str, float]:
+    loads, at = {}, 0
+    while at < len(raw):
+        end = at + 1 + raw[at]
+        (loads[raw[at + 1 : end].decode()],) = _LOAD.unpack_from(raw, end)
+        at = end + _LOAD.size
+    return loads

@@ -35,7 +35,7 @@ LISTEN_PING_S = 2.0
 
 # Answers that mean "not now", given before anything was executed.
 TURNED_AWAY = (BusyLoadingError, ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
-TURNED_AWAY_PREFIXES = ("BUSY ", "MISCONF ", "NOREPLICAS ")
+TURNED_AWAY_PREFIXES = ("BUSY ", "MISCONF ", "NOAUTH ", "NOPERM ", "NOREPLICAS ", "WRONGPASS ")
 
 
 def pack(*command: Argument) -> bytes:

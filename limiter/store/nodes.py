@@ -1,6 +1,6 @@
-"""How many nodes there are, so that each can hold its share of a limit when the store is away (B3).
+"""Who is there: nodes, so that each can hold its share of a limit when the store is away (B3); controllers likewise.
 
-Each node writes every second, by the store's clock, that it lives. Who has not done so for a few seconds is gone.
+Each writes every so often, by the store's clock, that it lives. Who has not done so for a few of these times is gone.
 """
 
 from __future__ import annotations
@@ -27,18 +27,27 @@ LEAVE_TIMEOUT_S = 0.25
 
 
 class NodeRegistry:
-    """This node among the others."""
+    """This process among the others of its kind."""
 
-    def __init__(self, link: Link, clock: StoreClock) -> None:
-        self.name = urandom(8).hex()
+    def __init__(
+        self, link: Link, clock: StoreClock, *, key: bytes = NODES, name: str | None = None, gone_us: int = GONE_US
+    ) -> None:
+        self.name = name or urandom(8).hex()
         self._link = link
         self._clock = clock
-        self._count = 1
+        self._key = key
+        self._gone_us = gone_us
+        self._members = frozenset({self.name})
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Those that live, this one included, as last seen: while the store is away it stays what it was."""
+        return self._members
 
     @property
     def count(self) -> int:
-        """Nodes that live, this one included, as last seen: while the store is away it stays what it was."""
-        return self._count
+        """How many these are."""
+        return len(self._members)
 
     async def run(self) -> None:
         """Beat until cancelled, then leave."""
@@ -47,26 +56,27 @@ class NodeRegistry:
                 try:
                     await self.beat()
                 except (StoreError, ResponseError) as error:
-                    log.debug("the nodes cannot be counted for now: %s", error)
+                    log.debug("who else is there cannot be seen for now: %s", error)
                 await asyncio.sleep(BEAT_S)
         finally:
             await self.leave()
 
     async def beat(self) -> None:
-        """Say that this node lives, and count those that do."""
+        """Say that this one lives, and see who else does."""
         seconds, microseconds = await self._call("TIME")
         now_us = int(seconds) * 1_000_000 + int(microseconds)
         self._clock.observe(now_us)
-        await self._call("ZADD", NODES, now_us, self.name)
+        await self._call("ZADD", self._key, now_us, self.name)
         # Also whoever was seen in the future: the store's clock has been set back since.
-        await self._call("ZREMRANGEBYSCORE", NODES, "-inf", f"({now_us - GONE_US}")
-        await self._call("ZREMRANGEBYSCORE", NODES, f"({now_us + GONE_US}", "+inf")
-        self._count = max(1, int(await self._call("ZCARD", NODES)))
+        await self._call("ZREMRANGEBYSCORE", self._key, "-inf", f"({now_us - self._gone_us}")
+        await self._call("ZREMRANGEBYSCORE", self._key, f"({now_us + self._gone_us}", "+inf")
+        found: list[bytes] = await self._call("ZRANGE", self._key, 0, -1)
+        self._members = frozenset({self.name, *(name.decode("utf-8", "replace") for name in found)})
 
     async def leave(self) -> None:
         """Let the others know at once; should that fail, they will find out."""
         with suppress(StoreError, ResponseError):
-            await self._call("ZREM", NODES, self.name, timeout_s=LEAVE_TIMEOUT_S)
+            await self._call("ZREM", self._key, self.name, timeout_s=LEAVE_TIMEOUT_S)
 
     async def _call(self, *command: bytes | str | int, timeout_s: float = TIMEOUT_S) -> Any:
-        return await self._link.call(NODES, *command, timeout_s=timeout_s)
+        return await self._link.call(self._key, *command, timeout_s=timeout_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from binascii import b2a_base64
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
@@ -35,6 +36,7 @@ from limiter.store import keys
 from limiter.store.batcher import CALL_LIFETIME_US
 from limiter.store.connect import Link
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
+from limiter.store.inspect import CursorError
 from limiter.store.layout import CallExpired
 from limiter.store.policy_layout import REVISION, unpack_entry, unpack_logged
 from limiter.store.scripts import PoliciesScript
@@ -64,29 +66,32 @@ Kind = Literal["policy", "namespace"]
 class RevisionConflict(Exception):
     """Somebody else was faster (P6): 412."""
 
-    def __init__(self, name: str, found: int) -> None:
-        super().__init__(f"policy {name!r} is at revision {found}" if found else f"there is no policy {name!r}")
+    def __init__(self, name: str, found: int, *, kind: Kind = "policy") -> None:
+        super().__init__(f"{kind} {name!r} is at revision {found}" if found else f"there is no {kind} {name!r}")
         self.name = name
         self.found = found
 
 
 class PolicyMissing(Exception):
-    """There is no such policy, or no such revision of it: 404."""
+    """There is no such policy or namespace, or no such revision of it: 404."""
 
-    def __init__(self, name: str, revision: int | None = None) -> None:
-        what = "policy" if revision is None else f"revision {revision} of policy"
+    def __init__(self, name: str, revision: int | None = None, *, kind: Kind = "policy") -> None:
+        what = kind if revision is None else f"revision {revision} of {kind}"
         super().__init__(f"there is no {what} {name[:NAME_SHOWN_MAX]!a}")
         self.name = name
         self.revision = revision
+        self.kind: Kind = kind
 
 
 @dataclass(frozen=True)
 class StoredPolicies:
-    """What the store holds. `revision` is of the whole, 0 if nothing was ever put; each policy has its own too."""
+    """What the store holds. `revision` is of the whole, 0 if nothing was ever put; each entry has its own too."""
 
     revision: int
     policies: PolicySet
     revisions: Mapping[str, int]
+    """Of the policies."""
+    namespace_revisions: Mapping[str, int] = field(default_factory=dict)
     damaged: Mapping[str, str] = field(default_factory=dict)
     """What had to be left out, and why."""
     stamp: bytes | None = None
@@ -98,10 +103,11 @@ class StoredPolicies:
 
 
 class AppliedSet(NamedTuple):
-    """What applying a set came to: the revision of the whole, and the entries that were put or removed."""
+    """What applying a set came to: the revision of the whole, and the entries that were made, changed or removed."""
 
     revision: int
-    put: list[str]
+    made: list[str]
+    changed: list[str]
     removed: list[str]
 
 
@@ -118,8 +124,35 @@ class AuditEntry(NamedTuple):
     after: Any
 
 
+class AuditPage(NamedTuple):
+    """Some of the audit log, newest first, and where to go on; empty: there is no more."""
+
+    entries: list[AuditEntry]
+    cursor: str
+
+
+class _AuditPlace(NamedTuple):
+    """Where a page of the audit log begins: behind so many entries of a revision. New entries do not move it."""
+
+    revision: int
+    behind: int
+
+    @classmethod
+    def read(cls, cursor: str) -> _AuditPlace:
+        match = _AUDIT_CURSOR.fullmatch(cursor)
+        if match is None:
+            raise CursorError(f"found {cursor[:80]!a}; allowed: a cursor that the page before came with")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.revision}.{self.behind}"
+
+
+_AUDIT_CURSOR = re.compile(r"([0-9]{1,15})\.([0-9]{1,5})", re.ASCII)
+
+
 class PolicyStore:
-    """The policies of one store."""
+    """The policies and namespaces of one store."""
 
     def __init__(self, link: Link, *, timeout_s: float = TIMEOUT_S) -> None:
         self._link = link
@@ -139,6 +172,7 @@ class PolicyStore:
                 namespaces=namespaces, policies=[policies[name] for name in sorted(policies)]
             ),
             revisions={policy.name: unpack_entry(raws[name]).revision for name, policy in policies.items()},
+            namespace_revisions={name: unpack_entry(raws[f"n:{name}"]).revision for name in namespaces},
             damaged={_title(name): part for name, (_, part) in read.items() if isinstance(part, str)},
             stamp=stamp,
         )
@@ -156,18 +190,28 @@ class PolicyStore:
 
     async def put(self, policy: Policy, *, who: str, expected: int | None = None) -> int:
         """Put one policy; its revision. `expected` is the revision it replaces: 0 for none, None for any."""
-        return await self._change_one(policy.name, _text(policy), who=who, action="put", expected=expected)
+        entry = _entry(policy.name)
+        return await self._change_one(entry, _text(policy), who=who, action="put", expected=expected)
 
     async def delete(self, name: str, *, who: str, expected: int | None = None) -> int:
         """Remove one policy; the revision of the removal."""
-        return await self._change_one(name, b"", who=who, action="delete", expected=expected)
+        return await self._change_one(_entry(name), b"", who=who, action="delete", expected=expected)
 
-    async def rollback(self, name: str, revision: int, *, who: str) -> int:
+    async def put_namespace(self, name: str, namespace: Namespace, *, who: str, expected: int | None = None) -> int:
+        """Say how a namespace is spread; the revision of that, expected as for a policy."""
+        entry, text = _entry(name, "namespace"), _text(namespace, name)
+        return await self._change_one(entry, text, who=who, action="put", expected=expected)
+
+    async def delete_namespace(self, name: str, *, who: str, expected: int | None = None) -> int:
+        """Forget how a namespace is spread: it is no more, then."""
+        return await self._change_one(_entry(name, "namespace"), b"", who=who, action="delete", expected=expected)
+
+    async def rollback(self, name: str, revision: int, *, who: str, expected: int | None = None) -> int:
         """Put a policy back to what it was at a revision; its new revision. PolicyError if it is valid no more."""
         for entry in await self.history(name):
             if entry.revision == revision and entry.after is not None:
                 text = _text(read_policy(entry.after))
-                return await self._change_one(name, text, who=who, action="rollback", expected=None)
+                return await self._change_one(_entry(name), text, who=who, action="rollback", expected=expected)
         raise PolicyMissing(name, revision)
 
     async def apply(self, policy_set: PolicySet, *, who: str, prune: bool = False) -> AppliedSet:
@@ -182,11 +226,13 @@ class PolicyStore:
             if len(changes) > CHANGES_MAX:
                 raise PolicyError([f"found {len(changes)} changes at once; allowed: at most {CHANGES_MAX}"])
             if not changes:
-                return AppliedSet(_revision(stamp), [], [])
+                return AppliedSet(_revision(stamp), [], [], [])
             applied = await self._send(changes, who=who, action="apply", expected=_revision(stamp))
             if applied.status is not ApplyStatus.STALE:
                 _check(applied, changes)
-                return AppliedSet(applied.revision, _names(puts), _names(removals))
+                made = [change for change in puts if change.entry not in raws]
+                changed = [change for change in puts if change.entry in raws]
+                return AppliedSet(applied.revision, _names(made), _names(changed), _names(removals))
         raise StoreUnavailable("the policies are being changed faster than they can be applied")
 
     async def history(self, name: str) -> list[AuditEntry]:
@@ -199,6 +245,36 @@ class PolicyStore:
     async def audit(self, limit: int = 100) -> list[AuditEntry]:
         """What was done to any of them, newest first."""
         return await self._logged(keys.POLICIES_AUDIT, 0, limit - 1) if limit > 0 else []
+
+    async def audit_page(self, *, cursor: str = "", limit: int) -> AuditPage:
+        """The same page by page: the first, or the one that a cursor stands for; CursorError if it is none of ours."""
+        assert limit > 0
+        place = _AuditPlace.read(cursor) if cursor else None
+        first = 0 if place is None else await self._where_audited(place.revision) + place.behind
+        entries = await self._logged(keys.POLICIES_AUDIT, first, first + limit - 1)
+        if not entries or first + limit >= await self._audited():
+            return AuditPage(entries, "")
+        revision = entries[-1].revision
+        behind = sum(entry.revision == revision for entry in entries)
+        if place is not None and place.revision == revision:
+            behind += place.behind
+        return AuditPage(entries, str(_AuditPlace(revision, behind)))
+
+    async def _audited(self) -> int:
+        count: int = await self._ask("LLEN", keys.POLICIES_AUDIT, timeout_s=self._timeout_s)
+        return count
+
+    async def _where_audited(self, revision: int) -> int:
+        """Where the entries of a revision, or older ones, begin; revisions only fall from the first to the last."""
+        low, high = 0, await self._audited()
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._logged(keys.POLICIES_AUDIT, middle, middle)
+            if found and found[0].revision > revision:
+                low = middle + 1
+            else:  # a damaged one brings some of the others again, and hides none
+                high = middle
+        return low
 
     async def watch(self, on_change: Callable[[StoredPolicies], None]) -> None:
         """Tell what is in force, now and whenever that changes, until cancelled.
@@ -256,8 +332,8 @@ class PolicyStore:
         except ResponseError as error:
             raise _not_ours(error) from error
 
-    async def _change_one(self, name: str, text: bytes, *, who: str, action: Action, expected: int | None) -> int:
-        change = Change(_entry(name), text, ANY if expected is None else expected)
+    async def _change_one(self, entry: str, text: bytes, *, who: str, action: Action, expected: int | None) -> int:
+        change = Change(entry, text, ANY if expected is None else expected)
         applied = await self._send([change], who=who, action=action)
         _check(applied, [change])
         return applied.found or applied.revision
@@ -372,11 +448,11 @@ def _revision(stamp: bytes | None) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _entry(name: str) -> str:
-    """The entry of a policy. No policy is called what cannot be a name, and no such text becomes a key (N3)."""
+def _entry(name: str, kind: Kind = "policy") -> str:
+    """The entry of what has a name. Nothing is called what cannot be one, and no such text becomes a key (N3)."""
     if not is_name(name):
-        raise PolicyMissing(name)
-    return f"p:{name}"
+        raise PolicyMissing(name, kind=kind)
+    return f"{kind[0]}:{name}"
 
 
 def _kind(entry: str) -> Kind:
@@ -415,9 +491,11 @@ def _check(applied: Applied, changes: list[Change]) -> None:
     """Raise what a call that was not applied means."""
     match applied.status:
         case ApplyStatus.CONFLICT:
-            raise RevisionConflict(_name(changes[applied.at].entry), applied.found)
+            entry = changes[applied.at].entry
+            raise RevisionConflict(_name(entry), applied.found, kind=_kind(entry))
         case ApplyStatus.MISSING:
-            raise PolicyMissing(_name(changes[applied.at].entry))
+            entry = changes[applied.at].entry
+            raise PolicyMissing(_name(entry), kind=_kind(entry))
         case ApplyStatus.FULL:
             raise PolicyError([f"found more policies than the store holds; allowed: at most {ENTRIES_MAX}"])
         case _:

@@ -33,32 +33,26 @@ local function finish(reply_key, answers)
   return reply
 end
 
--- Records by bucket number. false: there is none yet; nil: what stands there is not ours and stays untouched (S11).
-local function read_records(keys, first, count)
-  local records = {}
-  if count == 0 then return records end
-  local raws = call('MGET', unpack(keys, first, first + count - 1))
-  for i = 1, count do
-    if raws[i] then
-      records[i] = unpack_record(raws[i])
-    elseif call('EXISTS', keys[first + i - 1]) == 0 then  -- MGET shows a key of another type as missing
-      records[i] = false
-    end
-  end
-  return records
+-- Q5: the least slack of the epoch before is kept beside that of this one: a controller that reads a bucket just after
+-- it was listed anew finds both. slacks[i] is the least that this call has seen in bucket i.
+local function keep_slack(shedding, is_listed, slack)
+  if is_listed then shedding[SLACK_BEFORE], shedding[SLACK_MIN] = shedding[SLACK_MIN], math.huge end
+  if slack and slack < shedding[SLACK_MIN] then shedding[SLACK_MIN] = slack end
 end
 
 -- touched[i] is true for each bucket that an operation changed. What the controller keeps beside the buckets must
 -- not stand in their way: were it damaged, the buckets would still be written and the reply still be kept.
-local function write_records(records, touched, first, now_us)
+local function write_records(records, touched, first, now_us, slacks)
   local sampling = redis.pcall('GET', KEYS[2])
   local epoch, listed = type(sampling) == 'string' and tonumber(sampling) or 0, {}
   for i in pairs(touched) do
     local record, key = records[i], KEYS[first + i - 1]
-    if record[EPOCH] ~= epoch then
+    local is_listed = record[EPOCH] ~= epoch
+    if is_listed then
       record[EPOCH] = epoch
       listed[#listed + 1] = key
     end
+    if record[FLAGS] >= OVERLOAD then keep_slack(record[SHEDDING], is_listed, slacks and slacks[i]) end
     call('SET', key, pack_record(record), 'PX', ttl_ms(record, now_us))
   end
   if #listed == 0 then return end

@@ -1,7 +1,9 @@
 --[[ record: the live state of one bucket, kept as one string.
-Layout: version byte, flags byte, 19 little-endian float64 fields, then a latency histogram where the policy
-needs one. Everything stays float64: nothing passes through text, so the model in limiter/model/bucket.py, doing
-the same operations in the same order, agrees to the bit. limiter/store/layout.py packs the same bytes. ]]
+Layout: version byte, flags byte, 19 little-endian float64 fields, then a latency histogram where the policy needs
+one (with overload control one for each class), then the share of a bucket whose limit is divided over partitions,
+then what overload control goes by. Everything stays float64: nothing passes through text, so the model in
+limiter/model/bucket.py and shedding.py, doing the same operations in the same order, agrees to the bit.
+limiter/store/layout.py packs the same bytes. ]]
 
 local pack_struct, unpack_struct, call = struct.pack, struct.unpack, redis.call
 
@@ -10,7 +12,7 @@ local UPDATED = 3      -- us, when the balance was last brought up to date
 local BALANCE = 4      -- units of work, or requests; negative is debt; a quota's remainder
 local RATE = 5         -- refill a second: the committed rate, or the steered cap of a request bucket
 local CAPACITY = 6     -- most the balance may be: capacity, burst, or a quota's limit
-local COMMITTED = 7    -- the policy's rate when last seen
+local COMMITTED = 7    -- the policy's rate when last seen, as far as this bucket's share of it goes
 local DEBT_MAX = 8
 local THRESHOLD = 9    -- W6: units if positive, a share of the charge if negative
 local STOP_DEBT = 10   -- W7: debt beyond which a progress call answers stop
@@ -20,12 +22,36 @@ local REQUESTS, ADMITTED, REFUSED = 13, 14, 15
 local WORK_CHARGED, WORK_SETTLED, WORK_SQUARED = 16, 17, 18
 local SETTLES, MISSED, UNCOLLECTED = 19, 20, 21
 local HISTOGRAM = 22   -- raw counts, '' where the policy needs none
+local SHARE = 23       -- B5: part of a divided limit, as the controller gave it; only records of divided limits have it
+local SHARE_UNTIL = 24       -- us, when that ends and the bucket falls back to an equal part
+local SHARE_PARTITIONS = 25  -- of how many partitions it was a part: with another number of them it means nothing
+local SHEDDING = 26    -- table: overload control; only records of policies with an `overload` block have it
 local WINDOW_END, WINDOW_START = RATE, COMMITTED  -- a quota has a window where a rate bucket has rates (us)
 
 local LAYOUT = 1
 local FIELDS = '<BB' .. string.rep('d', 19)
 local SIZE = 2 + 19 * 8
+local SHARE_SIZE = 24
 local QUOTA, COUNTS_REQUESTS, HAS_HISTOGRAM = 1, 2, 4  -- flag bits a record shares with its params
+local DIVIDED = 8      -- the limit is divided over partitions: params say the whole, the record holds a share
+local AUTO = 16        -- R10: the record's own COUNTS_REQUESTS says how it counts; only steer.lua changes that
+local OVERLOAD = 32    -- the highest bit that a record keeps: flags >= OVERLOAD means that it is set
+local SHADOW = 64      -- P11: of params only
+
+-- What record[SHEDDING] holds; each class has its place in four numbers, class 0 (critical_plus) being the first.
+local CLASSES = 4
+local QUALITY = 1      -- S4: how good answers should be, 0 to 1; set by the controller
+local OVERLOADED = 2   -- Q6: 1 while callers should slow down; set by the controller
+local SHED_SHARE = 3   -- Q4: share of a class's requests that is refused, 0 to 1; set by the controller
+local SHED_RATE = 7    -- S3: requests a second of a class, 0: not limited; set by the controller
+local SHED_TOKENS = 11 -- requests that a class may send at once; come at its rate, a second's worth at most
+local SHED = 15        -- requests of a class that were refused
+local TIMED = 19       -- settled requests of a class that told how long they took
+local LATE = 23        -- those of them that took longer than expected
+local SLACK_MIN = 27   -- ms, least of expected - actual since the bucket was last listed as touched
+local SLACK_BEFORE = 28  -- ms, the same between the last two listings
+local SHEDDING_FIELDS = '<' .. string.rep('d', 28)
+local SHEDDING_SIZE, SHEDDING_COUNT = 224, 28
 
 local OCTAVES, OCTAVE_MIN, STEPS = 18, -2, 4  -- histogram: 0.125 ms to 32 s, four steps to an octave
 local HISTOGRAM_SIZE = OCTAVES * STEPS * 8
@@ -40,67 +66,183 @@ local function has(flags, bit_value)
 end
 
 --[[ Params: what a policy says of a bucket, one fixed-size row each (limiter/store/layout.py). ]]
-local PARAMS, PARAMS_SIZE = '<Bddddddddd', 73
-local SHADOW = 8
+local PARAMS, PARAMS_SIZE = '<Bddddddddddd', 89
 
 local function unpack_params(rows)
   local params = {}
   for at = 1, #rows, PARAMS_SIZE do
-    local flags, committed, rate, capacity, burst_s, debt_max, threshold, stop_debt, window_start, window_end =
-      unpack_struct(PARAMS, rows, at)
+    local flags, committed, cap, capacity, burst, burst_s, debt_max, threshold, stop_debt, window_start, window_end,
+      partitions = unpack_struct(PARAMS, rows, at)
+    local quota, counts_requests = has(flags, QUOTA), has(flags, COUNTS_REQUESTS)
     params[#params + 1] = {
-      flags = flags % SHADOW, quota = has(flags, QUOTA), counts_requests = has(flags, COUNTS_REQUESTS),
-      shadow = has(flags, SHADOW), histogram = has(flags, HAS_HISTOGRAM),
-      committed = committed, rate = rate, capacity = capacity, burst_s = burst_s, debt_max = debt_max,
-      threshold = threshold, stop_debt = stop_debt, window_start = window_start, window_end = window_end,
+      flags = flags % SHADOW, quota = quota, histogram = has(flags, HAS_HISTOGRAM), divided = has(flags, DIVIDED),
+      auto = has(flags, AUTO), overload = has(flags, OVERLOAD), shadow = has(flags, SHADOW), committed = committed, cap = cap, capacity = capacity,
+      burst = burst, burst_s = burst_s, debt_max = debt_max, threshold = threshold, stop_debt = stop_debt,
+      window_start = window_start, window_end = window_end, partitions = partitions,
+      -- What a whole bucket holds at the start, in the unit that minimums are given in.
+      whole_capacity = counts_requests and not quota and math.max(1, burst + burst_s * cap) or capacity,
     }
   end
   return params
 end
 
+-- B5: what the controller gave holds for a time, and for as many partitions as there were; else each has an equal part.
+local function share_of(record, params, now_us)
+  if not params.divided then return 1 end
+  if now_us < record[SHARE_UNTIL] and record[SHARE_PARTITIONS] == params.partitions then return record[SHARE] end
+  return 1 / params.partitions
+end
+
 -- R7: a burst given as time at the cap follows the cap; fewer than one token could never admit anything.
-local function capacity_of(params, rate)
-  if not params.counts_requests or params.quota then return params.capacity end
-  return math.max(1, params.capacity + params.burst_s * rate)
+local function burst_of(params, share, cap)
+  return math.max(1, params.burst * share + params.burst_s * cap)
+end
+
+-- The rates and the capacity that a bucket starts with, by how its flags say it counts.
+local function begin_terms(record, params, share)
+  if params.quota then
+    record[WINDOW_END], record[WINDOW_START] = params.window_end, params.window_start
+    record[CAPACITY] = params.capacity * share
+  elseif has(record[FLAGS], COUNTS_REQUESTS) then
+    record[RATE], record[COMMITTED] = params.cap * share, params.committed * share
+    record[CAPACITY] = burst_of(params, share, record[RATE])
+  else
+    local committed = params.committed * share
+    record[RATE], record[COMMITTED], record[CAPACITY] = committed, committed, params.capacity * share
+  end
+end
+
+-- How much may be owed. A request bucket may owe for as long as a work bucket: requests / cap = work / committed.
+local function adopt_bounds(record, params, share)
+  local debt_max, stop_debt = params.debt_max, params.stop_debt
+  if record[FLAGS] % HAS_HISTOGRAM == COUNTS_REQUESTS then
+    local rate, committed = record[RATE], params.committed
+    debt_max, stop_debt = debt_max * rate / committed, stop_debt * rate / committed
+  else
+    debt_max, stop_debt = debt_max * share, stop_debt * share
+  end
+  record[DEBT_MAX], record[THRESHOLD], record[STOP_DEBT] = debt_max, params.threshold, stop_debt
+end
+
+local function no_latencies(params)
+  return params.histogram and string.rep('\0', HISTOGRAM_SIZE * (params.overload and CLASSES or 1)) or ''
+end
+
+local function no_shedding()
+  local shedding = { 1 }
+  for i = OVERLOADED, LATE + CLASSES - 1 do shedding[i] = 0 end
+  shedding[SLACK_MIN], shedding[SLACK_BEFORE] = math.huge, math.huge
+  return shedding
 end
 
 local function fresh_record(params, now_us)
-  local rate, committed = params.rate, params.committed
-  if params.quota then rate, committed = params.window_end, params.window_start end
-  local capacity = capacity_of(params, rate)
-  return { LAYOUT, params.flags, now_us, capacity, rate, capacity, committed, params.debt_max, params.threshold,
-    params.stop_debt, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, params.histogram and string.rep('\0', HISTOGRAM_SIZE) or '' }
+  local record = { LAYOUT, params.flags, now_us, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    no_latencies(params), 0, 0, 0, params.overload and no_shedding() or nil }
+  local share = share_of(record, params, now_us)
+  begin_terms(record, params, share)
+  adopt_bounds(record, params, share)
+  record[BALANCE] = record[CAPACITY]
+  return record
+end
+
+-- Whether what the controller set is something that it may set. Written so that NaN fails as well.
+local function is_sound(shedding)
+  local overloaded = shedding[OVERLOADED]
+  if not (shedding[QUALITY] >= 0 and shedding[QUALITY] <= 1 and (overloaded == 0 or overloaded == 1)) then
+    return false
+  end
+  for class = 0, CLASSES - 1 do
+    local share, rate, tokens = shedding[SHED_SHARE + class], shedding[SHED_RATE + class], shedding[SHED_TOKENS + class]
+    if not (share >= 0 and share <= 1 and rate >= 0 and rate <= RATE_MAX and tokens >= 0 and tokens <= RATE_MAX) then
+      return false
+    end
+  end
+  return true
+end
+
+-- What follows the fields, by what the flags say there is; whether the size agrees, and all of it makes sense.
+local function unpack_rest(record, raw, size)
+  local flags, at = record[FLAGS], SIZE
+  local with_histogram, divided, overload = has(flags, HAS_HISTOGRAM), has(flags, DIVIDED), has(flags, OVERLOAD)
+  local histogram_size = with_histogram and HISTOGRAM_SIZE * (overload and CLASSES or 1) or 0
+  if size ~= SIZE + histogram_size + (divided and SHARE_SIZE or 0) + (overload and SHEDDING_SIZE or 0) then
+    return false
+  end
+  record[HISTOGRAM] = string.sub(raw, at + 1, at + histogram_size)
+  at = at + histogram_size + 1
+  if divided then
+    record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS], at = unpack_struct('<ddd', raw, at)
+    if not (record[SHARE] > 0 and record[SHARE] <= 1 or record[SHARE_PARTITIONS] == 0) then return false end
+  end
+  if not overload then return true end
+  record[SHEDDING] = { unpack_struct(SHEDDING_FIELDS, raw, at) }
+  return is_sound(record[SHEDDING])
 end
 
 -- S11: nil means that these bytes are not a record of ours.
 local function unpack_record(raw)
   local size = #raw
-  if size ~= SIZE and size ~= SIZE + HISTOGRAM_SIZE then return nil end
+  if size < SIZE then return nil end
   local record = { unpack_struct(FIELDS, raw) }
-  local balance, rate, capacity = record[BALANCE], record[RATE], record[CAPACITY]
-  if record[VERSION] ~= LAYOUT or (size ~= SIZE) ~= has(record[FLAGS], HAS_HISTOGRAM) then return nil end
+  local balance, capacity, rate = record[BALANCE], record[CAPACITY], record[RATE]
   -- Written so that NaN fails as well.
   if not (balance > -math.huge and balance <= capacity and capacity > 0 and capacity < math.huge
-    and rate >= 0 and rate < math.huge and record[UPDATED] > 0) then return nil end
-  record[HISTOGRAM] = size == SIZE and '' or string.sub(raw, SIZE + 1)
+    and rate > 0 and rate < math.huge and record[UPDATED] > 0) or record[VERSION] ~= LAYOUT then return nil end
+  if size == SIZE and record[FLAGS] < HAS_HISTOGRAM then
+    record[HISTOGRAM] = ''
+  elseif not unpack_rest(record, raw, size) then
+    return nil
+  end
   return record
 end
 
 local function pack_record(record)
-  local fields = pack_struct(FIELDS, unpack(record, 1, 21))
-  if record[HISTOGRAM] == '' then return fields end
-  return fields .. record[HISTOGRAM]
+  local packed = pack_struct(FIELDS, unpack(record, 1, 21))
+  if record[FLAGS] < HAS_HISTOGRAM then return packed end
+  packed = packed .. record[HISTOGRAM]
+  if has(record[FLAGS], DIVIDED) then
+    packed = packed .. pack_struct('<ddd', record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS])
+  end
+  if record[FLAGS] < OVERLOAD then return packed end
+  return packed .. pack_struct(SHEDDING_FIELDS, unpack(record[SHEDDING], 1, SHEDDING_COUNT))
+end
+
+-- Records by number. false: there is none yet; nil: what stands there is not ours and stays untouched (S11).
+local function read_records(keys, first, count)
+  local records = {}
+  if count == 0 then return records end
+  local raws = call('MGET', unpack(keys, first, first + count - 1))
+  for i = 1, count do
+    if raws[i] then
+      records[i] = unpack_record(raws[i])
+    elseif call('EXISTS', keys[first + i - 1]) == 0 then  -- MGET shows a key of another type as missing
+      records[i] = false
+    end
+  end
+  return records
+end
+
+-- S3: a class that is limited may gather a second's worth of requests, and one at least.
+local function refill_classes(shedding, elapsed_us)
+  for class = 0, CLASSES - 1 do
+    local rate = shedding[SHED_RATE + class]
+    if rate > 0 then
+      local tokens, most = shedding[SHED_TOKENS + class] + elapsed_us * rate / 1e6, rate > 1 and rate or 1
+      shedding[SHED_TOKENS + class] = tokens < most and tokens or most
+    end
+  end
 end
 
 -- W1, T1, T2: credit for the time since the last update; none for a clock that went back.
 local function refill(record, now_us)
   local elapsed_us = now_us - record[UPDATED]
   if elapsed_us > 0 then
-    if not has(record[FLAGS], QUOTA) then
+    if record[FLAGS] % 2 ~= QUOTA then
       local balance, capacity = record[BALANCE] + elapsed_us * record[RATE] / 1e6, record[CAPACITY]
       if balance > capacity then balance = capacity end
       record[BALANCE] = balance
     end
+    if record[FLAGS] >= OVERLOAD then refill_classes(record[SHEDDING], elapsed_us) end
     record[UPDATED] = now_us
   elseif elapsed_us < -STEP_BACK_MAX_US then
     record[UPDATED] = now_us
@@ -119,35 +261,62 @@ local function roll(record, params, stepped_back)
   record[WINDOW_END] = params.window_end
 end
 
--- A policy that changed its mechanism keeps the share of its capacity that was left, debt included (R10).
-local function convert(record, params)
-  local renewed = fresh_record(params, record[UPDATED])
-  if record[FLAGS] % HAS_HISTOGRAM ~= params.flags % HAS_HISTOGRAM then
-    record[BALANCE] = record[BALANCE] / record[CAPACITY] * renewed[CAPACITY]
-    record[RATE], record[CAPACITY], record[COMMITTED] = renewed[RATE], renewed[CAPACITY], renewed[COMMITTED]
-  end
-  record[FLAGS], record[HISTOGRAM] = params.flags, renewed[HISTOGRAM]
+-- R10: count in another unit from now on. The balance is worth as much time as before, debt and surplus alike; where a
+-- quota is involved there is no such time, and the balance keeps its share of the capacity.
+local function recount(record, params, share, flags, cap)
+  local balance, rate, capacity = record[BALANCE], record[RATE], record[CAPACITY]
+  local timeless = params.quota or has(record[FLAGS], QUOTA)
+  record[FLAGS] = flags
+  begin_terms(record, params, share)
+  if cap then record[RATE] = cap end
+  balance = timeless and balance / capacity * record[CAPACITY] or balance * record[RATE] / rate
+  record[BALANCE] = balance > -RATE_MAX and balance or -RATE_MAX
 end
 
--- W9: a changed policy reaches the live bucket: debt survives, surplus is clamped, nothing is reset to full.
-local function adopt(record, params)
-  if record[FLAGS] ~= params.flags then convert(record, params) end
-  if params.quota then
-    record[BALANCE] = record[BALANCE] + (params.capacity - record[CAPACITY])
-    record[CAPACITY] = params.capacity
-  else
-    if not params.counts_requests then
-      record[RATE] = params.rate
-    elseif record[COMMITTED] ~= params.committed then
-      -- The cap keeps its proportion to the committed rate.
-      local cap = record[RATE] * params.committed / record[COMMITTED]
-      record[RATE] = (cap > 0 and cap < RATE_MAX) and cap or params.rate
-    end
-    record[COMMITTED] = params.committed
-    record[CAPACITY] = capacity_of(params, record[RATE])
+-- The kind of bucket that a policy wants now. An auto bucket goes on counting as it counts.
+local function convert(record, params, now_us)
+  local before, flags = record[FLAGS], params.flags
+  if params.auto and before % HAS_HISTOGRAM == COUNTS_REQUESTS then flags = flags + COUNTS_REQUESTS end
+  if before == flags then return end
+  local overload = before >= OVERLOAD
+  if has(before, HAS_HISTOGRAM) ~= params.histogram or overload ~= params.overload then
+    record[HISTOGRAM] = no_latencies(params)
   end
-  if record[BALANCE] > record[CAPACITY] then record[BALANCE] = record[CAPACITY] end
-  record[DEBT_MAX], record[THRESHOLD], record[STOP_DEBT] = params.debt_max, params.threshold, params.stop_debt
+  if overload ~= params.overload then record[SHEDDING] = params.overload and no_shedding() or nil end
+  if has(before, DIVIDED) ~= params.divided then
+    record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS] = 0, 0, 0
+  end
+  if before % HAS_HISTOGRAM ~= flags % HAS_HISTOGRAM then
+    recount(record, params, share_of(record, params, now_us), flags)
+  end
+  record[FLAGS] = flags
+end
+
+-- W9: a changed policy, or share of one, reaches the live bucket: debt survives, surplus is clamped, nothing is reset
+-- to full.
+local function adopt(record, params, now_us)
+  if record[FLAGS] ~= params.flags then convert(record, params, now_us) end
+  local share = params.divided and share_of(record, params, now_us) or 1
+  local capacity = params.capacity * share
+  if params.quota then
+    record[BALANCE] = record[BALANCE] + (capacity - record[CAPACITY])
+  else
+    local committed = params.committed * share
+    if record[FLAGS] % HAS_HISTOGRAM ~= COUNTS_REQUESTS then
+      record[RATE] = committed
+    else
+      if record[COMMITTED] ~= committed then
+        -- The cap keeps its proportion to the committed rate.
+        local cap = record[RATE] * committed / record[COMMITTED]
+        record[RATE] = (cap > 0 and cap < RATE_MAX) and cap or params.cap * share
+      end
+      capacity = burst_of(params, share, record[RATE])
+    end
+    record[COMMITTED] = committed
+  end
+  record[CAPACITY] = capacity
+  if record[BALANCE] > capacity then record[BALANCE] = capacity end
+  adopt_bounds(record, params, share)
 end
 
 -- Bring a bucket to now under the old terms, then to the terms of the policy.
@@ -155,7 +324,7 @@ local function advance(record, params, now_us)
   local stepped_back = record[UPDATED] - now_us > STEP_BACK_MAX_US
   refill(record, now_us)
   if params.quota and has(record[FLAGS], QUOTA) then roll(record, params, stepped_back) end
-  adopt(record, params)
+  adopt(record, params, now_us)
 end
 
 -- What a debit of this size can still take before the debt reaches its bound (W5).
@@ -166,14 +335,17 @@ local function collectable(record, amount)
   return amount
 end
 
--- A bucket that would be full again tells nothing: it may go then, but not before it has been idle a while.
+-- A bucket that would be full again tells nothing: it may go then, but not before it has been idle a while, nor before
+-- its share ends: forgotten earlier, it would hold an equal part while the others hold what it gave up.
 local function ttl_ms(record, now_us)
   local ms
-  if has(record[FLAGS], QUOTA) then
+  local flags = record[FLAGS]
+  if flags % 2 == QUOTA then
     ms = (record[WINDOW_END] - now_us) / 1000
   else
     ms = (record[CAPACITY] - record[BALANCE]) / record[RATE] * 1000
   end
+  if flags >= DIVIDED and has(flags, DIVIDED) then ms = math.max(ms, (record[SHARE_UNTIL] - now_us) / 1000) end
   if not (ms < TTL_MAX_MS) then return TTL_MAX_MS end
   ms = math.ceil(ms)
   if ms < 0 then ms = 0 end

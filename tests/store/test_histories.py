@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -19,14 +19,27 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from limiter.model.bucket import Flags, Params, ttl_ms
+from limiter.model.bucket import KIND, Flags, Params, ttl_ms
 from limiter.model.ledger import Ledger
-from limiter.model.operations import SETTLE_GRACE_US, Acquire, Charge, Idempotency, Settle, Verdict, Want
+from limiter.model.operations import (
+    SETTLE_GRACE_US,
+    Acquire,
+    BucketAnswer,
+    Charge,
+    Idempotency,
+    Lot,
+    Settle,
+    Verdict,
+    Want,
+)
 from limiter.model.period import Period, window_us
+from limiter.model.shedding import CLASSES, ShedOrder
+from limiter.model.signals import Report, add
+from limiter.model.stewardship import Lease, Steer
 from limiter.store import keys, layout
 from limiter.store.keys import Slot
 from tests.support.servers import Cluster, Server, running
-from tests.support.stores import ScriptStore
+from tests.support.stores import LEASE_MS, ScriptStore
 
 # What each bucket starts as; a change of policy may make it anything else.
 BUCKETS = {
@@ -35,7 +48,16 @@ BUCKETS = {
     "writes:a": Flags.SHADOW | Flags.HISTOGRAM,
     "month:a": Flags.QUOTA,
     "rps:a": Flags.COUNTS_REQUESTS | Flags.HISTOGRAM,
+    "auto:a": Flags.AUTO | Flags.HISTOGRAM,
+    "wide:a": Flags.AUTO | Flags.DIVIDED,
+    "wide:b": Flags.DIVIDED,
+    "shed:a": Flags.OVERLOAD | Flags.HISTOGRAM,
+    "shed:b": Flags.OVERLOAD | Flags.COUNTS_REQUESTS,
 }
+SOURCES = ["host-1", "host-2", "\u2603 and 'more'"]
+STEERED = [*BUCKETS, "rps:a", "auto:a", "auto:a", "wide:a", "wide:a", "wide:b", "wide:b", "shed:a", "shed:b"]
+"""The controller has most to do with those that it may flip, give a share, or have refuse."""
+OWNERS = [b"first", b"second"]
 UTC = ZoneInfo("UTC")
 
 # Numbers that people write, and numbers that show a different order of operations in the last bit.
@@ -53,7 +75,7 @@ durations_us = st.one_of(
     st.sampled_from([1, 10_000_000, 60_000_000, 90_000_000, 86_400_000_000, 366 * 86_400_000_000]),
     st.sampled_from([-200_000, -1_000_000, -1_000_001, -3_600_000_000]),
 )
-flags = st.sampled_from([Flags(bits) for bits in range(16)])
+flags = st.sampled_from([Flags(bits) for bits in range(128) if not (bits & Flags.AUTO and bits & KIND)])
 
 
 @st.composite
@@ -63,13 +85,50 @@ def params(draw: st.DrawFn, flags: Flags) -> Params:
     return Params(
         flags=flags,
         committed=committed,
-        rate=draw(rates) if Flags.COUNTS_REQUESTS in flags else committed,
+        cap=draw(rates),
         capacity=draw(capacities),
+        burst=draw(st.one_of(st.sampled_from([0.0, 3.0, 50.0]), capacities)),
         burst_s=draw(st.sampled_from([0.0, 0.1, 1.0])),
         debt_max=draw(amounts),
         settle_threshold=draw(st.sampled_from([0.0, 0.0, 2.0, -0.1])),
         stop_debt=draw(st.sampled_from([math.inf, 10.0])),
         window_end_us=1,
+        partitions=draw(st.integers(2, 4)) if Flags.DIVIDED in flags else 1,
+    )
+
+
+reported = st.dictionaries(st.sampled_from(["cpu", "executor", "queue_age"]), amounts, min_size=1)
+
+# What a controller that has lost its mind decides.
+senseless = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300])
+
+
+shares = st.one_of(st.sampled_from([0.0, 0.25, 1.0]), st.floats(0, 1), senseless)
+class_rates = st.one_of(st.sampled_from([0.0, 0.0, 0.05, 1.0, 5000.0]), rates, senseless)
+orders = st.builds(
+    ShedOrder,
+    quality=shares,
+    overloaded=st.booleans(),
+    refused_shares=st.tuples(*[shares] * len(CLASSES)),
+    rates=st.tuples(*[class_rates] * len(CLASSES)),
+)
+class_numbers = st.integers(0, len(CLASSES) - 1)
+lots = st.builds(Lot, class_numbers, st.one_of(st.sampled_from([0.0, 0.25]), st.floats(0, 1, exclude_max=True)))
+
+
+@st.composite
+def steers(draw: st.DrawFn, bucket: str, terms: Params) -> Steer:
+    """What is set of one bucket."""
+    return Steer(
+        bucket,
+        terms,
+        cap=draw(st.one_of(st.none(), rates, rates, senseless)),
+        charge=draw(st.one_of(st.none(), amounts, senseless)),
+        counts_requests=draw(st.sampled_from([None, True, True, False])),
+        share=draw(st.one_of(st.none(), st.floats(0.01, 1), st.floats(0.01, 1), senseless)),
+        share_for_us=draw(st.sampled_from([1_000_000, 10_000_000, 100_000_000, 3_600_000_000, 0, 4_000_000_000])),
+        state=draw(st.sampled_from([None, b"", b"state\0of\nmind"])),
+        overload=draw(st.one_of(st.none(), orders)),
     )
 
 
@@ -92,8 +151,11 @@ class History(RuleBasedStateMachine):
         self.params = {bucket: data.draw(params(kind)) for bucket, kind in BUCKETS.items()}
         self.periods = dict.fromkeys(BUCKETS, Period.MINUTE)
         self.reservations: list[Settle] = []
+        self.leases: list[Lease] = []
+        self._take(OWNERS[0])
         self.made = 0
         self.restart_at = 2
+        self.reports: tuple[Report, ...] = ()
 
     @rule(data=st.data(), size=st.integers(1, 4))
     def acquire(self, data: st.DataObject, size: int) -> None:
@@ -106,9 +168,7 @@ class History(RuleBasedStateMachine):
         assert repr(self.scripts.acquire(operations, self.now_us, flush_id=flush_id)) == repr(found), "a repeat"
         for operation, answer in zip(operations, found, strict=True):
             if answer.granted and not operation.dry_run and not answer.memo:
-                self._reserve(
-                    operation, [bucket.charge for bucket in answer.buckets], [b.verdict for b in answer.buckets]
-                )
+                self._reserve(operation, answer.buckets)
 
     def _terms(self, data: st.DataObject) -> dict[str, Params]:
         """A bucket has one set of terms a call. Now and then a node has the wrong window of a quota."""
@@ -136,13 +196,14 @@ class History(RuleBasedStateMachine):
                 memo=b"memo-%d" % len(names),
             )
         requests = float(data.draw(st.integers(1, 5))) if lease else 1.0
-        return Acquire(wants, requests=requests, lease=lease, dry_run=dry_run, idempotency=idempotency)
+        lot = data.draw(st.one_of(st.none(), lots, lots))
+        return Acquire(wants, requests=requests, lease=lease, dry_run=dry_run, idempotency=idempotency, lot=lot)
 
-    def _reserve(self, operation: Acquire, charges: list[float], verdicts: list[Verdict]) -> None:
+    def _reserve(self, operation: Acquire, answers: Sequence[BucketAnswer]) -> None:
         taken = tuple(
-            Charge(want.bucket, charge, 1.0, want.params, want.params.counts_requests)
-            for want, charge, verdict in zip(operation.wants, charges, verdicts, strict=True)
-            if verdict is Verdict.DEBITED
+            Charge(want.bucket, answer.charge, 1.0, want.params, answer.in_requests)
+            for want, answer in zip(operation.wants, answers, strict=True)
+            if answer.verdict is Verdict.DEBITED
         )
         if taken:
             name = f"r{len(self.reservations)}"
@@ -154,6 +215,7 @@ class History(RuleBasedStateMachine):
                     acquired_us=self.now_us,
                     deadline_us=self.now_us + 60_000_000,
                     requests=operation.requests,
+                    class_number=0 if operation.lot is None else operation.lot.class_number,
                 )
             )
 
@@ -174,9 +236,13 @@ class History(RuleBasedStateMachine):
     def _settle(self, data: st.DataObject, terms: dict[str, Params]) -> Settle:
         reserved = data.draw(st.sampled_from(self.reservations))
         weight = data.draw(st.sampled_from([1.0, 1.0, 0.5, 3.0]))
+        expected_ms = data.draw(st.sampled_from([math.nan, math.nan, 0.0, 5000.0]))
         return Settle(
             reservation=reserved.reservation,
-            charges=tuple(charge._replace(weight=weight, params=terms[charge.bucket]) for charge in reserved.charges),
+            charges=tuple(
+                charge.but(weight=weight, params=terms[charge.bucket], expected_ms=expected_ms)
+                for charge in reserved.charges
+            ),
             work=self._work(data, reserved.charges[0].charge),
             acquired_us=reserved.acquired_us,
             deadline_us=reserved.deadline_us,
@@ -184,6 +250,7 @@ class History(RuleBasedStateMachine):
             requests=reserved.requests,
             latency_ms=data.draw(st.one_of(st.sampled_from([math.nan, 0.0, 0.125, 30.0, 1e9]), st.floats(0, 1e5))),
             expected_ms=data.draw(st.sampled_from([math.nan, 30.0])),
+            class_number=reserved.class_number,
         )
 
     def _work(self, data: st.DataObject, charge: float) -> float:
@@ -198,26 +265,59 @@ class History(RuleBasedStateMachine):
     @rule(bucket=st.sampled_from(list(BUCKETS)), data=st.data(), mechanism_too=st.booleans())
     def change_a_policy(self, bucket: str, data: st.DataObject, mechanism_too: bool) -> None:
         kind = data.draw(flags) if mechanism_too else self.params[bucket].flags
-        self.params[bucket] = data.draw(params(kind))
+        before, self.params[bucket] = self.params[bucket], data.draw(params(kind))
+        if data.draw(st.booleans()):  # only the number of partitions, or the mechanism, and all else as before
+            self.params[bucket] = replace(before, flags=kind, partitions=self.params[bucket].partitions)
         self.periods[bucket] = data.draw(st.sampled_from(Period))
 
-    @rule(bucket=st.sampled_from(list(BUCKETS)), charge=amounts, cap=rates)
-    def steer(self, bucket: str, charge: float, cap: float) -> None:
-        """What the controller will do: write a learned charge, move a cap."""
-        record = self.model.records.get(bucket)
-        if record is not None:
-            record.charge = charge
-            if record.counts_requests and not record.is_quota:
-                record.rate = cap
-            self.scripts.client.set(keys.bucket(self.scripts.prefix, bucket), layout.pack_record(record))
+    @rule(owner=st.sampled_from(OWNERS), ended=st.sampled_from(["still held", "given back", "over"]))
+    def change_the_owner(self, owner: bytes, ended: str) -> None:
+        """Another controller comes, before or after the lease has ended."""
+        if ended == "over":
+            self.model.lease = None
+            self.scripts.end_lease()
+        elif ended == "given back":
+            self.model.release(OWNERS[0])
+            self.scripts.release(OWNERS[0])
+        self._take(owner)
 
-    @rule()
-    def sample(self) -> None:
-        """What the controller will do: begin a new sampling epoch."""
-        self.model.epoch += 1
-        self.model.touched.clear()
-        self.scripts.client.incr(keys.sampling(self.scripts.prefix))
-        self.scripts.client.delete(keys.touched(self.scripts.prefix))
+    def _take(self, owner: bytes) -> None:
+        taken = self.model.take(owner, LEASE_MS)
+        assert self.scripts.take(owner, LEASE_MS) == taken
+        if taken is not None:
+            self.leases.append(taken)
+
+    def _lease(self, data: st.DataObject) -> Lease:
+        """The one that holds, mostly; or any that ever held."""
+        if self.model.lease is None or data.draw(st.sampled_from([False, False, False, True])):
+            return data.draw(st.sampled_from(self.leases))
+        return self.model.lease
+
+    @rule(data=st.data(), count=st.sampled_from([1, 2, 100]))
+    def sample(self, data: st.DataObject, count: int) -> None:
+        lease = self._lease(data)
+        # The buckets of one call are listed in no particular order: here the model follows the server.
+        self.model.touched = self.scripts.touched()
+        found, expected = self.scripts.sample(lease, count), self.model.sample(lease, count)
+        assert found == (None if expected is None else list(dict.fromkeys(expected)))
+
+    @rule(data=st.data(), names=st.lists(st.sampled_from(STEERED), min_size=1, max_size=4, unique=True))
+    def steer(self, data: st.DataObject, names: list[str]) -> None:
+        terms, lease = self._terms(data), self._lease(data)
+        rows = [data.draw(steers(name, terms[name])) for name in names]
+        found = self.scripts.steer(lease, rows, self.now_us)
+        assert found == self.model.steer(lease, rows, self.now_us)
+        if found is not None:
+            assert self.scripts.steer(lease, rows, self.now_us) == found, "a repeat changes nothing more"
+
+    @rule(source=st.sampled_from(SOURCES), loads=reported)
+    def report_load(self, source: str, loads: dict[str, float]) -> None:
+        report = Report(keys.source_digest(source), float(self.now_us), loads)
+        self.reports = add(self.reports, report)
+        assert self.scripts.report("shed", source, loads, self.now_us) == len(self.reports)
+        raw = self.scripts.signals("shed")
+        assert raw is not None
+        assert layout.unpack_reports(raw) == self.reports
 
     @rule()
     def forget_the_scripts(self) -> None:
@@ -238,6 +338,7 @@ class History(RuleBasedStateMachine):
         for bucket in BUCKETS:
             record = self.model.records.get(bucket)
             assert self.scripts.record(bucket) == (None if record is None else layout.pack_record(record)), bucket
+            assert self.scripts.state(bucket) == self.model.states.get(bucket), bucket
         for name, mark in self.model.tombstones.items():
             assert self.scripts.tombstone(name) == layout.pack_tombstone(mark), name
         assert sorted(self.scripts.touched()) == sorted(self.model.touched)
@@ -248,7 +349,7 @@ def run_history(
     *,
     restarts: bool = False,
     examples: int = int(os.environ.get("HISTORIES", "250")),
-    steps: int = 30,
+    steps: int = 40,
 ) -> type[History]:
     machine = type("Machine", (History,), {"server": server, "restarts": restarts})
     run_state_machine_as_test(
@@ -288,7 +389,7 @@ def test_the_scripts_agree_with_the_model_across_restarts(durable: Server) -> No
 
 def test_a_record_is_kept_until_it_would_be_full_and_a_while_longer(server: Server) -> None:
     scripts, model, now_us = ScriptStore(server), Ledger(), 1_790_000_000_000_000
-    terms = Params(committed=2.0, rate=2.0, capacity=1000.0, debt_max=500.0)
+    terms = Params(committed=2.0, capacity=1000.0, debt_max=500.0)
     operation = Acquire((Want("reads:a", terms, 1.0, 1200.0),))
     scripts.acquire([operation], now_us)
     model.acquire([operation], now_us)

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.model import bucket, operations
-from limiter.model.bucket import HISTOGRAM_STEPS, Flags, Record, fresh
+from limiter.model import bucket, operations, signals, stewardship
+from limiter.model.bucket import HISTOGRAM_STEPS, RECORD_FLAGS, Flags, Record, fresh
 from limiter.model.operations import AcquireStatus, SettleStatus, Verdict
-from limiter.store import batcher, buckets, layout
+from limiter.model.shedding import CLASSES, Shedding
+from limiter.model.stewardship import SteerStatus
+from limiter.store import batcher, buckets, keys, layout
 from limiter.store.scripts import scripts_directory
 from tests.support.operations import START_US, work_terms
 
@@ -28,6 +30,8 @@ def numbers(name: str) -> dict[str, int]:
 
 RECORD, CALL = numbers("lib/record.lua"), numbers("lib/call.lua")
 ACQUIRE, SETTLE = numbers("acquire.lua"), numbers("settle.lua")
+LEASE, STEER = numbers("lib/lease.lua"), numbers("steer.lua")
+SIGNAL = numbers("signal.lua")
 
 fields = st.floats(allow_nan=False)
 records = st.builds(
@@ -36,19 +40,51 @@ records = st.builds(
     **dict.fromkeys(layout._FIELDS, fields),
     histogram=st.just([]),
 )
+by_class = st.lists(fields, min_size=len(CLASSES), max_size=len(CLASSES))
+sheddings = st.builds(
+    Shedding,
+    **{
+        name: by_class if isinstance(getattr(Shedding(), name), list) else fields
+        for name in Shedding.__dataclass_fields__
+    },
+)
 
 
-@given(records, st.none() | st.lists(fields, min_size=HISTOGRAM_STEPS, max_size=HISTOGRAM_STEPS))
-def test_a_record_comes_back_as_it_was(record: Record, histogram: list[float] | None) -> None:
+@given(
+    records,
+    st.none() | st.lists(fields, min_size=HISTOGRAM_STEPS, max_size=HISTOGRAM_STEPS),
+    st.none() | st.tuples(fields, fields, fields),
+    st.none() | sheddings,
+)
+def test_a_record_comes_back_as_it_was(
+    record: Record,
+    histogram: list[float] | None,
+    share: tuple[float, float, float] | None,
+    shedding: Shedding | None,
+) -> None:
+    classes = 1
+    if shedding is not None:
+        record.flags |= Flags.OVERLOAD
+        record.shedding, classes = shedding, len(CLASSES)
     if histogram is not None:
         record.flags |= Flags.HISTOGRAM
-        record.histogram = histogram
+        record.histogram = histogram * classes
+    if share is not None:
+        record.flags |= Flags.DIVIDED
+        record.share, record.share_until_us, record.share_partitions = share
     raw = layout.pack_record(record)
     assert layout.unpack_record(raw) == record
-    assert len(raw) == (154 if histogram is None else 154 + 8 * HISTOGRAM_STEPS)
+    histograms = 8 * HISTOGRAM_STEPS * classes * (histogram is not None)
+    assert len(raw) == 154 + histograms + 24 * (share is not None) + 224 * (shedding is not None)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\1", b"\2" + bytes(153), b"\1" + bytes(152), b"\1" + bytes(154)])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"\1", b"\2" + bytes(153), b"\1" + bytes(152), b"\1" + bytes(154),
+        b"\1\x04" + bytes(152), b"\1\x08" + bytes(152), b"\1\x20" + bytes(152), b"\1\x0c" + bytes(152 + 24),
+    ],
+)  # fmt: skip
 def test_other_bytes_are_no_record(raw: bytes) -> None:
     with pytest.raises(ValueError, match="not a bucket record"):
         layout.unpack_record(raw)
@@ -74,14 +110,12 @@ def test_s4_replies_live_at_least_twice_as_long_as_calls() -> None:
 
 
 def test_flags_have_the_same_bits() -> None:
-    bits = {name: RECORD[name] for name in ("QUOTA", "COUNTS_REQUESTS", "HAS_HISTOGRAM", "SHADOW")}
-    assert bits == {
-        "QUOTA": Flags.QUOTA,
-        "COUNTS_REQUESTS": Flags.COUNTS_REQUESTS,
-        "HAS_HISTOGRAM": Flags.HISTOGRAM,
-        "SHADOW": Flags.SHADOW,
-    }
-    assert set(Flags) == {Flags.QUOTA, Flags.COUNTS_REQUESTS, Flags.HISTOGRAM, Flags.SHADOW}, "none is left out"
+    other_names = {"HISTOGRAM": "HAS_HISTOGRAM"}
+    for flag in Flags:
+        assert flag.name is not None
+        assert RECORD[other_names.get(flag.name, flag.name)] == flag, flag.name
+    assert sum(Flags) == 127, "none is left out"
+    assert set(Flags) - set(RECORD_FLAGS) == {Flags.SHADOW} == {max(Flags)}, "what a record keeps is below the rest"
 
 
 def test_fields_stand_in_the_same_order() -> None:
@@ -90,7 +124,31 @@ def test_fields_stand_in_the_same_order() -> None:
     expected = {other_names.get(name, name.upper()): 3 + at for at, name in enumerate(layout._FIELDS)}
     assert {name: RECORD[name] for name in expected} == expected
     assert RECORD["HISTOGRAM"] == 3 + len(layout._FIELDS)
+    shares = [RECORD[name] for name in ("SHARE", "SHARE_UNTIL", "SHARE_PARTITIONS")]
+    assert shares == [4 + len(layout._FIELDS) + at for at in range(len(layout._SHARE_FIELDS))]
+    assert RECORD["SHARE_SIZE"] == layout._SHARE.size
+    assert RECORD["SHEDDING"] == RECORD["SHARE_PARTITIONS"] + 1
     assert (RECORD["VERSION"], RECORD["FLAGS"], RECORD["LAYOUT"]) == (1, 2, layout.VERSION)
+
+
+def test_what_overload_control_knows_stands_in_the_same_order() -> None:
+    """A number for each class where the field is a list."""
+    places, at = {}, 1
+    for name, default in ((name, getattr(Shedding(), name)) for name in Shedding.__dataclass_fields__):
+        places[name] = at
+        at += len(default) if isinstance(default, list) else 1
+    other_names = {"refused_shares": "SHED_SHARE", "rates": "SHED_RATE", "tokens": "SHED_TOKENS", "refused": "SHED"}
+    other_names |= {"missed": "LATE", "slack_min_ms": "SLACK_MIN", "slack_before_ms": "SLACK_BEFORE"}
+    expected = {other_names.get(name, name.upper()): place for name, place in places.items()}
+    assert {name: RECORD[name] for name in expected} == expected
+    assert (RECORD["SHEDDING_COUNT"], RECORD["SHEDDING_SIZE"]) == (at - 1, layout._SHEDDING.size)
+    assert RECORD["CLASSES"] == len(CLASSES)
+
+
+def test_reports_of_load_have_the_same_bounds() -> None:
+    assert SIGNAL["SIGNAL_TTL_MS"] * 1000 == signals.SIGNAL_TTL_US
+    assert SIGNAL["SOURCES_MAX"] == signals.SOURCES_MAX
+    assert (SIGNAL["SOURCE_SIZE"], SIGNAL["ROW_HEAD_SIZE"]) == (keys.SOURCE_SIZE, layout._REPORT.size)
 
 
 def test_rows_of_parameters_have_the_same_size() -> None:
@@ -107,10 +165,33 @@ def test_statuses_have_the_same_numbers() -> None:
     assert {name.removeprefix("OP_"): number for name, number in SETTLE.items() if name.startswith("OP_")} == {
         status.name: status for status in SettleStatus
     }
-    assert {name: ACQUIRE[name] for name in ("PASSED", "DEBITED", "BLOCKED")} == {v.name: v for v in Verdict}
-    assert (ACQUIRE["LEASE"], ACQUIRE["DRY_RUN"], ACQUIRE["IDEMPOTENT"]) == (
-        layout._LEASE,
-        layout._DRY_RUN,
-        layout._IDEMPOTENT,
+    assert {name: ACQUIRE[name] for name in ("PASSED", "DEBITED", "BLOCKED", "TURNED_AWAY")} == {
+        v.name: v for v in Verdict
+    }
+    flags = {name: ACQUIRE[name] for name in ("LEASE", "DRY_RUN", "DRAWN", "IDEMPOTENT")}
+    assert flags == {name: getattr(layout, f"_{name}") for name in flags}
+    assert (ACQUIRE["SHEDS"], SETTLE["IN_CLASS"], SETTLE["EXPECTS"]) == (
+        layout._SHEDS,
+        layout._IN_CLASS,
+        layout._EXPECTS,
     )
+    assert (ACQUIRE["ANSWER_ROW_SIZE"], ACQUIRE["SHEDS_ROW_SIZE"]) == (layout._ANSWER.size, layout._DRAWN_SIZE)
+    assert ACQUIRE["IN_REQUESTS"] == layout._IN_REQUESTS
+    assert (SETTLE["PRESENT"], SETTLE["IN_REQUESTS"]) == (layout._PRESENT, layout._SETTLED_IN_REQUESTS)
     assert (CALL["DONE"], ACQUIRE["FINGERPRINT_SIZE"]) == (layout._DONE, buckets.FINGERPRINT_SIZE)
+
+
+def test_what_the_controller_sets_has_the_same_bits_and_bounds() -> None:
+    sets = {name.lower(): number for name, number in STEER.items() if name.startswith("SETS_")}
+    assert sets == {f"sets_{name}": getattr(layout, f"_SETS_{name.upper()}") for name in SETS}
+    assert {name.removeprefix("ROW_"): number for name, number in STEER.items() if name.startswith("ROW_")} == {
+        status.name: status for status in SteerStatus
+    }
+    assert (LEASE["DONE"], LEASE["LOST"], LEASE["FENCE_SIZE"]) == (layout._DONE, layout._LOST, layout._FENCE.size)
+    assert STEER["SHARE_FOR_MAX_US"] == stewardship.SHARE_FOR_MAX_US
+    found = re.search(r"^local SHARE_MIN = (\S+)", (scripts_directory() / "steer.lua").read_text(), re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) == stewardship.SHARE_MIN
+
+
+SETS = ("cap", "charge", "unit", "share", "state", "overload")

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from redis.exceptions import NoScriptError, ResponseError
 
 from limiter.model import policy_log
-from limiter.model.policy import Policy, PolicyError, PolicySet, dump, read_policy, read_policy_set
+from limiter.model.policy import Policy, PolicyError, PolicySet, dump, read_namespace, read_policy, read_policy_set
 from limiter.model.policy_log import ACTIONS, ANY, Applied, ApplyStatus, Call, Change, Entry, Logged, PolicyLog
 from limiter.store import keys, policies
 from limiter.store.connect import Link, open_link
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
+from limiter.store.inspect import CursorError
 from limiter.store.policies import PolicyMissing, PolicyStore, RevisionConflict, StoredPolicies
 from limiter.store.policy_layout import REVISION, pack_entry, pack_logged, unpack_entry, unpack_logged
 from limiter.store.scripts import PoliciesScript
@@ -274,6 +275,43 @@ async def test_the_audit_log_tells_who_did_what_and_when(store: PolicyStore, ser
     assert await store.audit(0) == []
 
 
+async def test_the_audit_log_is_read_page_by_page_while_it_grows(store: PolicyStore) -> None:
+    await store.put(policy("first"), who="ada")
+    await store.apply(policy_set(*(policy(f"p{number}") for number in range(7)), wide=4), who="file")
+    await store.delete("first", who="ada")
+    everything = await store.audit()
+    assert len(everything) == 10
+    read, cursor = [], ""
+    while True:
+        page = await store.audit_page(cursor=cursor, limit=3)
+        read += page.entries
+        cursor = page.cursor
+        if not cursor:
+            break
+        assert len(page.entries) == 3
+        await store.put(policy("other", rate=len(read)), who="bob")  # moves everything along
+    assert read == everything
+    for nonsense in ("x", "1", "1.", "-1.0", "1.1.1", "٣.1", "1" * 99):
+        with pytest.raises(CursorError):
+            await store.audit_page(cursor=nonsense, limit=3)
+
+
+async def test_namespaces_are_entries_like_policies(store: PolicyStore) -> None:
+    wide = read_namespace("wide", {"partitions": 4, "partition_by": ["customer"]})
+    assert await store.put_namespace("wide", wide, who="ada", expected=0) == 1
+    with pytest.raises(RevisionConflict, match="namespace 'wide' is at revision 1"):
+        await store.put_namespace("wide", read_namespace("wide", {}), who="bob", expected=0)
+    stored = await store.load()
+    assert (stored.policies.namespaces, dict(stored.namespace_revisions)) == ({"wide": wide}, {"wide": 1})
+    await store.delete_namespace("wide", who="ada", expected=1)
+    for missing in ("wide", "no name"):
+        with pytest.raises(PolicyMissing, match=f"there is no namespace '{missing}'"):
+            await store.delete_namespace(missing, who="ada")
+    newest, oldest = await store.audit()
+    assert (newest.kind, newest.name, newest.action, newest.after) == ("namespace", "wide", "delete", None)
+    assert oldest.after == {"partitions": 4, "partition_by": ["customer"]}
+
+
 async def test_rolling_back_puts_what_was(store: PolicyStore) -> None:
     await store.put(policy(), who="ada")
     await store.put(policy(rate=5), who="ada")
@@ -289,6 +327,8 @@ async def test_rolling_back_puts_what_was(store: PolicyStore) -> None:
             await store.rollback("reads", revision, who="bob")
     with pytest.raises(PolicyMissing):
         await store.rollback("writes", 1, who="bob")
+    with pytest.raises(RevisionConflict):
+        await store.rollback("reads", 1, who="bob", expected=4)
 
 
 async def test_p2_what_is_no_longer_valid_is_not_rolled_back_to(store: PolicyStore, server: Server) -> None:
@@ -301,7 +341,7 @@ async def test_p2_what_is_no_longer_valid_is_not_rolled_back_to(store: PolicySto
 
 
 def policy_set(*policies: Policy, **namespaces: int) -> PolicySet:
-    spread = {name: {"partitions": partitions} for name, partitions in namespaces.items()}
+    spread = {name: {"partitions": partitions, "partition_by": ["customer"]} for name, partitions in namespaces.items()}
     return read_policy_set({"namespaces": spread, "policies": [dump(policy) for policy in policies]})
 
 
@@ -310,13 +350,13 @@ async def test_applying_a_set_puts_only_what_differs(store: PolicyStore) -> None
     await store.put(policy("b"), who="ada")
     await store.put(policy("old"), who="ada")
     wanted = policy_set(policy("a"), policy("b", rate=5), policy("c"), wide=4)
-    assert await store.apply(wanted, who="file") == (4, ["b", "c", "namespace 'wide'"], [])
+    assert await store.apply(wanted, who="file") == (4, ["c", "namespace 'wide'"], ["b"], [])
     stored = await store.load()
     assert dict(stored.revisions) == {"a": 1, "b": 4, "c": 4, "old": 3}
     assert stored.policies.namespace("wide").partitions == 4
-    assert await store.apply(wanted, who="file") == (4, [], [])
-    assert await store.apply(wanted, who="file", prune=True) == (5, [], ["old"])
-    assert await store.apply(policy_set(), who="file", prune=True) == (6, [], ["a", "b", "c", "namespace 'wide'"])
+    assert await store.apply(wanted, who="file") == (4, [], [], [])
+    assert await store.apply(wanted, who="file", prune=True) == (5, [], [], ["old"])
+    assert await store.apply(policy_set(), who="file", prune=True) == (6, [], [], ["a", "b", "c", "namespace 'wide'"])
     assert (await store.load()).policies == PolicySet()
     assert {(entry.action, entry.who) for entry in await store.audit() if entry.revision > 3} == {("apply", "file")}
 
@@ -324,7 +364,7 @@ async def test_applying_a_set_puts_only_what_differs(store: PolicyStore) -> None
 async def test_the_order_of_fields_is_no_difference(store: PolicyStore) -> None:
     await store.put(policy(match={"a": "1", "b": "2"}), who="ada")
     again = policy_set(policy(match={"b": "2", "a": "1"}))
-    assert await store.apply(again, who="file") == (1, [], [])
+    assert await store.apply(again, who="file") == (1, [], [], [])
 
 
 async def test_many_nodes_may_apply_their_files_at_once(store: PolicyStore, link: Link) -> None:
@@ -332,7 +372,7 @@ async def test_many_nodes_may_apply_their_files_at_once(store: PolicyStore, link
     wanted = policy_set(*(policy(f"p{number}") for number in range(20)))
     stores = [PolicyStore(link) for _ in range(10)]
     results = await asyncio.gather(*(other.apply(wanted, who="file") for other in stores))
-    assert sum(bool(result.put) for result in results) == 1
+    assert sum(bool(result.made) for result in results) == 1
     assert {result.revision for result in results} == {1}
     assert len(await store.audit()) == 20
 

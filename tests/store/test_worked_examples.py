@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from limiter.model.admission import class_minimum
-from limiter.model.bucket import Flags, Params
+from limiter.model.bucket import Flags
 from limiter.model.ledger import Ledger
 from limiter.model.operations import Acquire, AcquireStatus, SettleStatus, Verdict, Want
 from limiter.model.period import Period, window_us
@@ -163,7 +163,7 @@ def test_w6_a_settle_within_the_threshold_changes_nothing(
 def test_w7_a_long_read_debits_as_it_goes(ledger: Decides) -> None:
     """1 MB at 1 KB a token, 16 reads of 64 KB in 16 ms: others are refused after 1 ms, not 16."""
     terms = work_terms(rate=100, capacity=50)
-    other = ask(terms, charge=1)._replace(dry_run=True)
+    other = ask(terms, charge=1).but(dry_run=True)
     reservation = reserve(ledger, ask(terms, charge=1))
     assert acquire(ledger, other).granted
     for read in range(1, 17):
@@ -180,7 +180,7 @@ def test_w7_a_long_read_debits_as_it_goes(ledger: Decides) -> None:
 def test_w7_settled_only_at_the_end_others_are_let_in_for_16_ms(ledger: Decides) -> None:
     """What progress calls are for: the same read without them."""
     terms = work_terms(rate=100, capacity=50)
-    other = ask(terms, charge=1)._replace(dry_run=True)
+    other = ask(terms, charge=1).but(dry_run=True)
     reservation = reserve(ledger, ask(terms, charge=1))
     assert all(acquire(ledger, other, START_US + ms * MS_US).granted for ms in range(16))
     settle(ledger, done(reservation, 1024), START_US + 16 * MS_US)
@@ -265,7 +265,7 @@ def test_w10_at_zero_or_below_nothing_is_admitted(ledger: Decides, work: float) 
     request = ask(terms, minimum=1, charge=2)
     repaid_us = START_US + int(work - 50 + 1) * 10 * MS_US
     assert not acquire(ledger, request).granted
-    assert not acquire(ledger, request._replace(dry_run=True), repaid_us - 1).granted
+    assert not acquire(ledger, request.but(dry_run=True), repaid_us - 1).granted
     assert acquire(ledger, request, repaid_us).granted
 
 
@@ -336,7 +336,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(ledger: Decides) -
     """B1: the same answer as the real one, before it."""
     terms = work_terms(capacity=50)
     acquire(ledger, ask(terms))
-    dry = acquire(ledger, ask(terms)._replace(dry_run=True))
+    dry = acquire(ledger, ask(terms).but(dry_run=True))
     assert (dry.granted, dry.buckets[0].verdict, dry.buckets[0].balance) == (True, Verdict.PASSED, 48)
     assert (record_of(ledger).requests, record_of(ledger).balance) == (1, 48)
 
@@ -346,7 +346,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(ledger: Decides) -
 
 def test_p9_a_lease_is_granted_partly_and_keeps_the_minimum(ledger: Decides) -> None:
     terms = work_terms(capacity=50)
-    lease = ask(terms, minimum=20, charge=40)._replace(lease=True, requests=10)
+    lease = ask(terms, minimum=20, charge=40).but(lease=True, requests=10)
     answer = acquire(ledger, lease)
     assert (answer.granted, answer.buckets[0].charge, answer.buckets[0].balance) == (True, 30, 20)
     assert record_of(ledger).admitted == 7.5, "three quarters of what was asked for"
@@ -355,7 +355,7 @@ def test_p9_a_lease_is_granted_partly_and_keeps_the_minimum(ledger: Decides) -> 
 
 def test_p9_a_lease_takes_no_bit_more_than_there_is(ledger: Decides) -> None:
     """694.4 · (26.7 / 694.4) is a bit more than 26.7."""
-    answer = acquire(ledger, ask(work_terms(capacity=26.7), minimum=0, charge=694.4)._replace(lease=True))
+    answer = acquire(ledger, ask(work_terms(capacity=26.7), minimum=0, charge=694.4).but(lease=True))
     assert (answer.buckets[0].charge, answer.buckets[0].balance) == (26.7, 0)
 
 
@@ -376,9 +376,9 @@ def test_p9_a_lease_of_requests_takes_the_tokens_there_are(ledger: Decides) -> N
 
 def test_p9_a_lease_settles_for_less_and_gives_the_rest_back(ledger: Decides) -> None:
     terms = work_terms(capacity=50)
-    lease = ask(terms, minimum=0, charge=40)._replace(lease=True, requests=10)
+    lease = ask(terms, minimum=0, charge=40).but(lease=True, requests=10)
     reservation = reserved(lease, acquire(ledger, lease))
-    answer = settle(ledger, replace(reservation, work=12, requests=3))
+    answer = settle(ledger, reservation.but(work=12, requests=3))
     assert (answer.buckets[0].adjusted, answer.buckets[0].balance) == (-28, 38)
     assert record_of(ledger).settles == 3
 
@@ -489,7 +489,7 @@ def test_w5_a_charge_beyond_capacity_and_debt_waits_for_a_full_bucket(ledger: De
 def test_r10_a_settle_in_another_unit_than_its_charge_moves_nothing(ledger: Decides) -> None:
     """Charged as work; meanwhile the policy counts requests."""
     reservation = reserve(ledger, ask(work_terms(capacity=1000), charge=100))
-    as_requests = Params(flags=Flags.COUNTS_REQUESTS, committed=1e-9, rate=1e-9, capacity=10, debt_max=10)
+    as_requests = replace(request_terms(cap=1e-9, burst=10), debt_max=10)
     for _ in range(9):
         acquire(ledger, ask(as_requests))
     before = acquire(ledger, ask(as_requests)).buckets[0].balance
@@ -498,8 +498,8 @@ def test_r10_a_settle_in_another_unit_than_its_charge_moves_nothing(ledger: Deci
 
 
 def test_p9_a_lease_of_requests_gives_back_what_it_did_not_serve(ledger: Decides) -> None:
-    lease = ask(request_terms(cap=1e-9, burst=10), minimum=0, charge=1)._replace(lease=True, requests=8)
+    lease = ask(request_terms(cap=1e-9, burst=10), minimum=0, charge=1).but(lease=True, requests=8)
     reservation = reserved(lease, acquire(ledger, lease))
-    settled = settle(ledger, replace(done(reservation, 30), requests=3)).buckets[0]
+    settled = settle(ledger, done(reservation, 30).but(requests=3)).buckets[0]
     assert settled.balance == pytest.approx(7)
     assert settled.adjusted == -5

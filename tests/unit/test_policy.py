@@ -122,8 +122,9 @@ def test_a_namespace_nobody_spoke_of_has_one_partition() -> None:
 
 
 def test_a_namespace_by_itself_is_checked_too() -> None:
-    assert read_namespace("a", {"partitions": 2}) == Namespace(partitions=2)
-    with pytest.raises(PolicyError, match=r"^namespaces.a.partitions: found 0; allowed: a whole number"):
+    spread = {"partitions": 2, "partition_by": ["customer"]}
+    assert read_namespace("a", spread) == Namespace(partitions=2, partition_by=["customer"])
+    with pytest.raises(PolicyError, match=r"^namespace 'a', partitions: found 0; allowed: a whole number"):
         read_namespace("a", {"partitions": 0})
 
 

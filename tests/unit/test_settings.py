@@ -71,6 +71,13 @@ def test_every_problem_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[1].startswith("HEADGATE_DEADLINE_MS is 'soon': ")
 
 
+def test_a_lease_outlasts_a_few_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_CYCLE_MS", "1000")
+    monkeypatch.setenv("HEADGATE_LEASE_MS", "3000")
+    allowed = "it must last at least 4 cycles of HEADGATE_CYCLE_MS, 4000"
+    assert refusal() == f"HEADGATE_LEASE_MS is 3000: {allowed}"
+
+
 def test_a_short_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_SECRET", "hunter2")
     assert refusal() == "HEADGATE_SECRET: it must have at least 16 characters"

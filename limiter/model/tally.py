@@ -1,0 +1,144 @@
+"""What a node counts of itself: plain numbers, added to where things happen and read when somebody asks.
+
+One addition a decision, and none for a label: whoever shows these numbers gives them their names and labels.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Literal, get_args
+
+from limiter.model.contract import Decision, Granted, Reason, Refused, Settled
+
+Undecided = Literal["store_unavailable", "record_damaged"]
+Unanswered = Literal["deadline", "busy", "breaker", "out_of_memory"]
+"""Why an operation went without an answer of the store: none came in time; too many were waiting; the breaker was open;
+the store had no memory left."""
+
+REASONS: tuple[Reason, ...] = get_args(Reason)
+UNDECIDED: tuple[Undecided, ...] = get_args(Undecided)
+UNANSWERED: tuple[Unanswered, ...] = get_args(Unanswered)
+
+CALL_OPERATIONS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Bounds of the sizes of calls; the last one is the batcher's."""
+
+CALL_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+CYCLE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Histogram:
+    """How many values fell between which bounds, and their sum. A value on a bound is within it."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def cumulative(self) -> Iterator[int]:
+        """How many were at most each bound; the last: how many there were."""
+        return accumulate(self.counts)
+
+
+class CallTally:
+    """Calls of one script."""
+
+    __slots__ = ("operations", "seconds")
+
+    def __init__(self) -> None:
+        self.operations = Histogram(CALL_OPERATIONS)
+        self.seconds = Histogram(CALL_SECONDS)
+
+
+class DecisionTally:
+    """Decisions of one node. A dry run decides nothing, and a repeated answer was counted when it was given first."""
+
+    __slots__ = (
+        "degraded_granted", "degraded_refused", "dry_runs", "granted", "refused", "replayed", "unanswered", "uncovered",
+        "undecided", "work_admitted",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.granted = 0
+        self.refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
+        self.undecided: dict[str, int] = dict.fromkeys(UNDECIDED, 0)
+        self.unanswered: dict[Unanswered, int] = dict.fromkeys(UNANSWERED, 0)
+        self.degraded_granted = 0
+        self.degraded_refused = 0
+        self.uncovered = 0
+        self.dry_runs = 0
+        self.replayed = 0
+        self.work_admitted = 0.0
+        """As it was charged."""
+
+    def count(self, decision: Decision, *, dry_run: bool) -> None:
+        """One more. The hot path: a grant costs two additions."""
+        if dry_run:
+            self.dry_runs += 1
+        elif decision.replayed:
+            self.replayed += 1
+        elif type(decision) is Granted:
+            self.granted += 1
+            self.work_admitted += decision.charged
+            if decision.degraded:
+                self.degraded_granted += 1
+        else:
+            self._count_refused(decision)
+
+    def _count_refused(self, decision: Decision) -> None:
+        assert isinstance(decision, Refused)
+        self.refused[decision.reason] += 1
+        if decision.degraded:
+            self.degraded_refused += 1
+
+
+class SettleTally:
+    """Settles of one node, and the work that they told of: once for each reservation, when it ends."""
+
+    __slots__ = (
+        "debited", "duplicate", "late", "progress", "refunded", "settled", "unanswered", "uncollected", "work",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.settled = 0
+        self.late = 0
+        self.progress = 0
+        self.duplicate = 0
+        self.unanswered: dict[Unanswered, int] = dict.fromkeys(UNANSWERED, 0)
+        self.work = 0.0
+        self.debited = 0.0
+        """Work that was charged too little, and corrected."""
+        self.refunded = 0.0
+        """Work that was charged too much, and given back."""
+        self.uncollected = 0.0
+        """Work beyond what may be owed, which nobody paid for (W5)."""
+
+    def count(self, settled: Settled, *, final: bool, uncollected: float) -> None:
+        """One more."""
+        if settled.duplicate:
+            self.duplicate += 1
+        elif not final:
+            self.progress += 1
+        else:
+            self._count_final(settled, uncollected)
+
+    def _count_final(self, settled: Settled, uncollected: float) -> None:
+        if settled.late:
+            self.late += 1
+        else:
+            self.settled += 1
+        self.work += settled.work
+        self.uncollected += uncollected
+        if settled.adjusted > 0:
+            self.debited += settled.adjusted
+        else:
+            self.refunded -= settled.adjusted

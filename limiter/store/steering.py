@@ -1,0 +1,124 @@
+"""The controller's way to a slot: own it, see what changed, set what was decided.
+
+Every call shows the lease; one that comes from a former owner does nothing, and raises `LeaseLost` (P7). Nothing is
+sent again after a lost connection: values are absolute and counters only grow, so the next cycle does as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from os import urandom
+from typing import Any, Protocol, TypeVar
+
+from redis.exceptions import NoScriptError
+
+from limiter.model.bucket import Record
+from limiter.model.signals import Report
+from limiter.model.stewardship import Lease, Steer, SteerStatus
+from limiter.store import keys
+from limiter.store.connect import Link
+from limiter.store.keys import Slot
+from limiter.store.layout import STEERED_MAX, LeaseLost, read_record, unpack_reports
+from limiter.store.scripts import LeaseScript, Sampled, SampleScript, SteerScript
+
+__all__ = ["Lease", "LeaseLost", "Sampled", "Steer", "SteerStatus", "Steering"]
+
+LEASE_MS = 2_000
+TIMEOUT_S = 1.0
+READ_MAX = 512
+"""Values in one MGET: bounds how long the store is busy with it."""
+
+T = TypeVar("T")
+
+
+class _Script(Protocol):
+    source: bytes
+    sha: bytes
+
+
+class Steering:
+    """One controller's hold on slots. All of it raises `StoreError` where the store does not answer in time."""
+
+    def __init__(
+        self, link: Link, *, owner: bytes | None = None, lease_ms: int = LEASE_MS, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.owner = owner or urandom(8).hex().encode()
+        """A name that no other process has: two that share one would share their leases."""
+        self._link = link
+        self._lease_ms = lease_ms
+        self._timeout_s = timeout_s
+        self._lease = LeaseScript()
+        self._sample = SampleScript()
+        self._steer = SteerScript()
+
+    async def take(self, slot: Slot) -> Lease | None:
+        """Own the slot from now on, or go on owning it; None while it is another's."""
+        call = self._lease.call(slot.prefix, self.owner, ttl_ms=self._lease_ms)
+        return self._lease.answer(await self._run(slot.prefix, self._lease, call), self.owner)
+
+    async def release(self, slot: Slot) -> None:
+        """Give the slot back, so that another need not wait for the lease to end."""
+        await self._run(slot.prefix, self._lease, self._lease.call(slot.prefix, self.owner, ttl_ms=0))
+
+    async def sample(self, slot: Slot, lease: Lease, count: int) -> Sampled:
+        """Renew the lease, and take at most `count` names of buckets that changed since they were last taken."""
+        call = self._sample.call(slot.prefix, lease, ttl_ms=self._lease_ms, count=count)
+        return self._sample.answer(await self._run(slot.prefix, self._sample, call), slot.prefix)
+
+    async def records(self, slot: Slot, names: Sequence[str]) -> dict[str, Record]:
+        """The records of some buckets, without those that are gone or cannot be read (S11)."""
+        raws = await self.raw_records(slot, names)
+        found = {name: read_record(raw) for name, raw in raws.items()}
+        return {name: record for name, record in found.items() if record is not None}
+
+    async def raw_records(self, slot: Slot, names: Sequence[str]) -> dict[str, bytes]:
+        """What stands where some buckets' records should, for `read_record`; without those that are gone.
+
+        Who looks at thousands of them, one after the other, is faster with one at a time in memory.
+        """
+        return await self._read(slot.prefix, names, keys.bucket)
+
+    async def states(self, slot: Slot, names: Sequence[str]) -> dict[str, bytes]:
+        """What was last kept of some buckets, as far as anything was."""
+        return await self._read(slot.prefix, names, keys.state)
+
+    async def signals(self, slot: Slot, names: Sequence[str]) -> dict[str, tuple[Report, ...]]:
+        """What services report of their load, to each bucket itself or to all of its policy's; without the silent."""
+        policies = {name: name.partition(":")[0] for name in names}
+        wanted = list(dict.fromkeys((*names, *policies.values())))
+        raws = await self._read(slot.prefix, wanted, keys.signals)
+        reports = {name: unpack_reports(raw) for name, raw in raws.items()}
+        found = {}
+        for name, policy in policies.items():
+            own, of_all = reports.get(name, ()), reports.get(policy, ()) if policy != name else ()
+            if own or of_all:
+                found[name] = own + of_all
+        return found
+
+    async def steer(self, slot: Slot, lease: Lease, rows: Sequence[Steer]) -> list[SteerStatus]:
+        """Set what was decided, each bucket at most once. `LeaseLost` may come after some of many rows were set."""
+        assert len({row.bucket for row in rows}) == len(rows), "each bucket once"
+        statuses: list[SteerStatus] = []
+        for some in _slices(rows, STEERED_MAX):
+            reply = await self._run(slot.prefix, self._steer, self._steer.call(slot.prefix, lease, some))
+            statuses += self._steer.answers(reply, some)
+        return statuses
+
+    async def _run(self, prefix: bytes, script: _Script, call: list[bytes | int]) -> Any:
+        try:
+            return await self._link.call(prefix, "EVALSHA", script.sha, *call, timeout_s=self._timeout_s)
+        except NoScriptError:
+            return await self._link.call(prefix, "EVAL", script.source, *call, timeout_s=self._timeout_s)
+
+    async def _read(self, prefix: bytes, names: Sequence[str], key: Callable[[bytes, str], bytes]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        begin = key(prefix, "")
+        for some in _slices(names, READ_MAX):
+            wanted = [begin + name.encode() for name in some]
+            raws: list[bytes | None] = await self._link.call(prefix, "MGET", *wanted, timeout_s=self._timeout_s)
+            found |= {name: raw for name, raw in zip(some, raws, strict=True) if raw is not None}
+        return found
+
+
+def _slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))

@@ -1,0 +1,138 @@
+#!lua
+--[[ steer: set caps, charges, units, shares and overload control of a batch of buckets, and keep what is known of them.
+KEYS[1]   lease         string, fence number and owner, see lib/lease.lua
+KEYS[2..] buckets       string records, see lib/record.lua; after them the controller's state of those whose state is set
+ARGV[1]   head          now_us (0 = server clock; only tests send one), number of buckets, then the token: fence number
+                        and owner
+ARGV[2]   params        rows of policy parameters, see lib/record.lua
+ARGV[3]   rows          a row per bucket: the number of its row in params, what is set (bits), cap, charge, whether it is
+                        to count requests, share, share_for_us; where overload control is set: quality, overloaded,
+                        and of each class the share refused, then the rate; where a state is set: its size, state
+RETURNS   one string: done or lost, now_us, then a status per bucket; limiter/store/layout.py reads it
+HOLDS     a stale owner changes nothing (P7); absolute values, so a repeat changes nothing more; what makes no sense is
+          left as it was (P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
+          the balance is worth (R10); a bucket is made only to hold a share; what is not ours is left as it is ]]
+
+-- #include lib/record.lua
+-- #include lib/lease.lua
+
+local FIRST = 2
+local ROW_DONE, ROW_ABSENT, ROW_CORRUPT = 1, 2, 3
+local SETS_CAP, SETS_CHARGE, SETS_UNIT, SETS_SHARE, SETS_STATE, SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
+local SHARE_MIN = 1e-6               -- a smaller share would starve its partition
+local SHARE_FOR_MAX_US = 3600000000
+
+local now_us, count, token_at = unpack_struct('<dH', ARGV[1])
+if now_us == 0 then
+  local time = call('TIME')
+  now_us = time[1] * 1000000 + time[2]
+end
+if read_lease(KEYS[1]) ~= string.sub(ARGV[1], token_at) then return pack_struct('<Bd', LOST, now_us) end
+
+-- The row at hand.
+local sets, cap, charge, counts_requests, share, share_for_us
+local order = {}  -- in the order of lib/record.lua, as far as the controller sets it
+
+local function gives_share(params)
+  return has(sets, SETS_SHARE) and params.divided and not params.quota
+    and share >= SHARE_MIN and share <= 1 and share_for_us > 0 and share_for_us <= SHARE_FOR_MAX_US
+end
+
+local function is_cap_sound()
+  return has(sets, SETS_CAP) and cap > 0 and cap <= RATE_MAX
+end
+
+-- Whether a bucket that is of its policy's kind takes a cap, and no share: what most rows are about.
+local function caps_only(record, params)
+  local flags = record[FLAGS]
+  return flags == params.flags and flags % HAS_HISTOGRAM == COUNTS_REQUESTS and not has(sets, SETS_SHARE)
+    and is_cap_sound()
+end
+
+local function set_unit_and_cap(record, params)
+  local sound_cap = is_cap_sound() and cap or nil
+  local counts = has(record[FLAGS], COUNTS_REQUESTS)
+  local wanted = counts_requests == 1
+  if params.auto and has(sets, SETS_UNIT) and wanted ~= counts then
+    local flags = record[FLAGS] + (wanted and COUNTS_REQUESTS or -COUNTS_REQUESTS)
+    recount(record, params, share_of(record, params, now_us), flags, wanted and sound_cap or nil)
+  elseif sound_cap and counts then
+    record[RATE] = sound_cap
+  end
+end
+
+-- Q4, S3, S4: one number that makes no sense leaves the others as they are. A class that was not limited begins with a
+-- second's worth of requests; one that was keeps what it has, as far as its new rate allows.
+local function set_shedding(shedding)
+  if order[QUALITY] >= 0 and order[QUALITY] <= 1 then shedding[QUALITY] = order[QUALITY] end
+  if order[OVERLOADED] == 0 or order[OVERLOADED] == 1 then shedding[OVERLOADED] = order[OVERLOADED] end
+  for class = 0, CLASSES - 1 do
+    local refused_share, rate = order[SHED_SHARE + class], order[SHED_RATE + class]
+    if refused_share >= 0 and refused_share <= 1 then shedding[SHED_SHARE + class] = refused_share end
+    if rate >= 0 and rate <= RATE_MAX then
+      local tokens, most = shedding[SHED_TOKENS + class], rate > 1 and rate or 1
+      if rate == 0 then
+        tokens = 0
+      elseif shedding[SHED_RATE + class] == 0 or tokens > most then
+        tokens = most
+      end
+      shedding[SHED_RATE + class], shedding[SHED_TOKENS + class] = rate, tokens
+    end
+  end
+end
+
+local function steer(record, params)
+  local is_capped = caps_only(record, params)
+  if is_capped then
+    -- One adoption, below, does for the policy and the cap.
+    refill(record, now_us)
+    record[RATE], record[COMMITTED] = cap, params.committed * share_of(record, params, now_us)
+  elseif in_window(params, now_us) then
+    advance(record, params, now_us)
+  else
+    refill(record, now_us)
+  end
+  if has(sets, SETS_OVERLOAD) and record[SHEDDING] then set_shedding(record[SHEDDING]) end
+  if has(sets, SETS_CHARGE) and charge > 0 and charge <= RATE_MAX then record[CHARGE] = charge end
+  if params.quota then return end
+  if gives_share(params) then
+    record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS] = share, now_us + share_for_us, params.partitions
+    adopt(record, params, now_us)
+  end
+  if not is_capped then set_unit_and_cap(record, params) end
+  adopt(record, params, now_us)
+end
+
+local params, records = unpack_params(ARGV[2]), read_records(KEYS, FIRST, count)
+local rows, at, statuses, states, state_keys, next_state = ARGV[3], 1, {}, {}, {}, FIRST + count
+for i = 1, count do
+  local number
+  number, sets, cap, charge, counts_requests, share, share_for_us, at = unpack_struct('<HBddBdd', rows, at)
+  if has(sets, SETS_OVERLOAD) then
+    for field = QUALITY, SHED_RATE + CLASSES - 1 do order[field], at = unpack_struct('<d', rows, at) end
+  end
+  if has(sets, SETS_STATE) then
+    states[i], at = unpack_struct('<Ic0', rows, at)
+    state_keys[i], next_state = KEYS[next_state], next_state + 1
+  end
+  local term, record = params[number], records[i]
+  if record == false and gives_share(term) then
+    record = fresh_record(term, now_us)
+    records[i] = record
+  end
+  if record then
+    steer(record, term)
+    statuses[i] = ROW_DONE
+  else
+    statuses[i] = record == nil and ROW_CORRUPT or ROW_ABSENT
+  end
+end
+
+for i = 1, count do
+  if statuses[i] == ROW_DONE then
+    local ttl = ttl_ms(records[i], now_us)
+    call('SET', KEYS[FIRST + i - 1], pack_record(records[i]), 'PX', ttl)
+    if states[i] then call('SET', state_keys[i], states[i], 'PX', ttl) end
+  end
+end
+return pack_struct('<Bd', DONE, now_us) .. string.char(unpack(statuses))
