@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any, ClassVar
 
 import redis
 import uvloop
@@ -24,17 +25,23 @@ from redis.retry import Retry
 from rich.console import Console
 from rich.table import Table
 
+from api.server import tame_collector
+from limiter.controller.bench import ControllerBench
+from limiter.decider import Decider
 from limiter.model.bucket import Params
+from limiter.model.contract import AcquireRequest
 from limiter.model.operations import Acquire, AcquireAnswer, Charge, Settle, Want
+from limiter.model.policy import read_policy_set
+from limiter.model.reservation import Signer
 from limiter.store import keys
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
+from limiter.store.connect import Link, open_link
 from limiter.store.embedded import EmbeddedStore
 from limiter.store.keys import Slot
 from limiter.store.node import pack
 from limiter.store.scripts import AcquireScript
 
-TERMS = Params(committed=1e6, rate=1e6, capacity=1e6, debt_max=1e9)
+TERMS = Params(committed=1e6, capacity=1e6, debt_max=1e9)
 CHANCE = Random(1)  # noqa: S311  the same customers in every run
 CUSTOMERS = 100_000
 BATCH = 64
@@ -144,6 +151,38 @@ class BatcherBench:
         return await _rate(operations, acquire_one), await _rate(operations, settle_one)
 
 
+class DeciderBench:
+    """The way of a request under a policy without overload control, and what it costs if another policy has some."""
+
+    PLAIN: ClassVar = {"name": "reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 1e6}
+    GUARDED: ClassVar = {
+        "name": "guarded",
+        "match": {"service": "others"},
+        "rate": 1e6,
+        "overload": {"expectations": {}},
+    }
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._alone = self._decider(buckets, self.PLAIN)
+        self._beside = self._decider(buckets, self.PLAIN, self.GUARDED)
+
+    def _decider(self, buckets: Buckets, *policies: dict[str, Any]) -> Decider:
+        decider = Decider(buckets, Signer(bytes(32)), deadline_s=5)
+        decider.enforce(read_policy_set({"policies": list(policies)}))
+        return decider
+
+    async def round(self, operations: int) -> tuple[float, float]:
+        """Decisions a second: with no overload control anywhere, and with some in another policy."""
+        return await self._decisions(self._alone, operations), await self._decisions(self._beside, operations)
+
+    async def _decisions(self, decider: Decider, operations: int) -> float:
+        async def decide(_: int) -> None:
+            descriptor = {"service": "orders", "customer": f"c{CHANCE.randrange(CUSTOMERS)}"}
+            await decider.acquire(AcquireRequest(descriptor=descriptor))
+
+        return await _rate(operations, decide)
+
+
 async def _rate(operations: int, one: Callable[[int], Awaitable[None]]) -> float:
     numbers = iter(range(operations))
 
@@ -179,13 +218,15 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
     hot = Row(f"batches of {BATCH}, one hot bucket", "acquires/s")
     acquires = Row(f"through the batcher, {CALLERS} callers, one process", "acquires/s")
     settles = Row(f"through the batcher, {CALLERS} callers, one process", "settles/s")
+    alone = Row("decided, no policy with overload control", "acquires/s")
+    beside = Row("decided, another policy has overload control", "acquires/s")
     memory = Row(f"memory per bucket, {int(BUCKETS_MEASURED * scale):,} buckets", "bytes")
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         async with EmbeddedStore(Path(directory)) as store:
             console.print(f"store: {store.facts}; {rounds} rounds", style="dim")
             scripts = ScriptBench(store.url.removeprefix("unix://"))
             link = await open_link(store.url)
-            through = BatcherBench(Buckets(link))
+            through, deciding = BatcherBench(Buckets(link)), DeciderBench(Buckets(link))
             for number in range(rounds):
                 console.print(f"round {number + 1} of {rounds}", style="dim")
                 unbatched.figures.append(scripts.unbatched(int(20_000 * scale)))
@@ -196,6 +237,11 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
                 acquired, settled = await through.round(int(40_000 * scale))
                 acquires.figures.append(acquired)
                 settles.figures.append(settled)
+                decided_alone, decided_beside = await deciding.round(int(20_000 * scale))
+                alone.figures.append(decided_alone)
+                beside.figures.append(decided_beside)
+            console.print("controller", style="dim")
+            steered = await measure_controller(scripts.client, link, scale=scale)
             console.print("memory", style="dim")
             memory.figures.append(scripts.bytes_per_bucket(int(BUCKETS_MEASURED * scale)))
             await link.aclose()
@@ -203,8 +249,34 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
     _judge(hot, hot.figure / distinct.figure, 3, "distinct buckets")
     _judge(acquires, acquires.figure / distinct.figure, 0.2, "batched calls")
     _judge(settles, settles.figure / distinct.figure, 0.2, "batched calls")
+    _judge(beside, beside.figure / alone.figure, 0.9, "no policy with it")
     memory.aim, memory.holds = "at most 300", memory.figure <= 300
-    return [unbatched, distinct, hot, acquires, settles, memory]
+    return [unbatched, distinct, hot, acquires, settles, alone, beside, memory, *steered]
+
+
+async def measure_controller(client: redis.Redis, link: Link, *, scale: float) -> list[Row]:
+    """What a cycle of the controller costs, of the tenth of a second that it may take."""
+    tame_collector()  # as the controller does when it starts
+    many, most, cycles = int(1_000 * scale), int(10_000 * scale), max(3, int(30 * scale))
+    active = f"controller, a cycle over {many:,} active buckets"
+    wall, own, store = (Row(f"{active}: {what}", "µs") for what in ("time", "its CPU", "the store's"))
+    all_own, all_store = (Row(f"{active}, all at their limits: {what}", "µs") for what in ("its CPU", "the store's"))
+    grown = Row(f"controller, a cycle over {most:,} active buckets: its CPU", "µs")
+    idle = Row(f"controller, a cycle over {most:,} idle buckets: its CPU", "µs")
+    cost = await ControllerBench(client, link, "active").measure(many, cycles=cycles)
+    for row, figure in zip((wall, own, store), cost, strict=True):
+        row.figures.append(figure)
+    worst = await ControllerBench(client, link, "all").measure(many, cycles=cycles, limited=1.0)
+    all_own.figures.append(worst.own_us)
+    all_store.figures.append(worst.store_us)
+    grown.figures.append((await ControllerBench(client, link, "most").measure(most, cycles=max(3, cycles // 4))).own_us)
+    idle.figures.append((await ControllerBench(client, link, "idle").measure(most, cycles=cycles, active=False)).own_us)
+    for row, most_us in ((wall, 100_000), (own, 25_000), (store, 10_000)):
+        row.aim, row.holds = f"at most {most_us * scale:,.0f}", row.figure <= most_us * scale
+    ratio = grown.figure / most / (own.figure / many)
+    grown.aim, grown.holds = f"{ratio:.2f}× as much a bucket (at most 2×)", ratio <= 2
+    idle.aim, idle.holds = "at most 1,000: they cost nothing", idle.figure <= 1_000
+    return [wall, own, store, all_own, all_store, grown, idle]
 
 
 def _judge(row: Row, ratio: float, least: float, than: str) -> None:

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import os
-import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +12,18 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
+from api import logs
 from api.auth import KeyEntryError, new_key
-from api.server import serve, set_startup_aside
+from api.server import serve, tame_collector
 from limiter import cli_policies
+from limiter.cli_policies import embedded_url
+from limiter.controller.child import keep_running
+from limiter.controller.worker import Controller
+from limiter.metrics.controller import shown
+from limiter.metrics.processes import shared
 from limiter.model.policy import PolicyError
 from limiter.settings import PREFIX, Settings, SettingsError
+from limiter.stopping import until_stopped
 from limiter.store.connect import open_link, probe
 from limiter.store.embedded import EmbeddedStore
 from limiter.store.errors import StoreError, StoreUnavailable
@@ -66,14 +72,21 @@ Policies = Annotated[Path | None, typer.Option(help="A policy file, applied at s
 
 @app.command()
 def up(host: Host = None, port: Port = None, workers: Workers = None, policies: Policies = None) -> None:
-    """Start Headgate on this machine, with an embedded store unless HEADGATE_REDIS_URL names one."""
-    _serve(host=host, port=port, workers=workers, policies=policies)
+    """Start API and controller on this machine, with an embedded store unless HEADGATE_REDIS_URL names one."""
+    _serve(_up, host=host, port=port, workers=workers, policies=policies)
 
 
 @app.command()
 def api(host: Host = None, port: Port = None, workers: Workers = None, policies: Policies = None) -> None:
     """Serve the HTTP API."""
-    _serve(host=host, port=port, workers=workers, policies=policies)
+    _serve(_api, host=host, port=port, workers=workers, policies=policies)
+
+
+@app.command()
+def controller() -> None:
+    """Steer caps, charges and shares, beside any number of other controllers."""
+    with _clear_errors():
+        uvloop.run(until_stopped(_controller(Settings.load())))
 
 
 keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
@@ -103,27 +116,69 @@ def new_api_key(
 def bench(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
 ) -> None:
-    """Measure this machine: scripts, batcher, bytes per bucket."""
+    """Measure this machine: scripts, batcher, bytes per bucket, the controller's cycle."""
     from limiter.bench import main as measure  # the other commands do without it
 
     if not measure(markdown=markdown):
         raise typer.Exit(1)
 
 
-def _serve(**options: object) -> None:
+def _serve(work: Callable[[Settings], Coroutine[Any, Any, None]], **options: object) -> None:
     # Options are the variables of the same name, so that workers, which read the environment, know them too.
     os.environ.update({f"{PREFIX}{name.upper()}": str(given) for name, given in options.items() if given is not None})
     with _clear_errors():
-        uvloop.run(_until_stopped(_up(Settings.load())))
+        uvloop.run(until_stopped(work(Settings.load())))
 
 
-async def _up(settings: Settings) -> None:
+async def _api(settings: Settings) -> None:
     async with _store(settings) as (url, state):
         await serve(settings, url, on_started=lambda where: _say_ready(settings, where, f"{state} at {mask(url)}"))
 
 
+async def _up(settings: Settings) -> None:
+    with shared(settings) as settings:
+        await _serve_and_steer(settings)
+
+
+async def _serve_and_steer(settings: Settings) -> None:
+    assert settings.metrics_dir is not None
+    metrics_dir = settings.metrics_dir
+    async with _store(settings) as (url, state):
+        steering: list[asyncio.Task[None]] = []
+
+        def started(where: str) -> None:
+            _say_ready(settings, where, f"{state} at {mask(url)}")
+            # A process of its own: what it computes must not delay an answer.
+            steering.append(asyncio.create_task(keep_running(url, metrics_dir)))
+
+        try:
+            await serve(settings, url, on_started=started)
+        finally:
+            for task in steering:
+                task.cancel()
+            await asyncio.gather(*steering, return_exceptions=True)
+
+
+async def _controller(settings: Settings) -> None:
+    logs.configure(settings.log_format)
+    url = embedded_url(settings.data_dir) if settings.redis_url is None else settings.redis_url.get_secret_value()
+    link = await open_link(url)
+    try:
+        steers = Controller(link, cycle_ms=settings.cycle_ms, lease_ms=settings.lease_ms)
+        async with shown(steers, settings):
+            await steers.run(lambda what: _say_steering(steers, what, settings, mask(url)))
+    finally:
+        await link.aclose()
+
+
+def _say_steering(steers: Controller, what: str, settings: Settings, store: str) -> None:
+    tame_collector()
+    own = f"headgate {version('headgate')}: controller {steers.name}"
+    print(f"{own} steers every {settings.cycle_ms} ms, at {store}: {what}", flush=True)
+
+
 def _say_ready(settings: Settings, where: str, store: str) -> None:
-    set_startup_aside()
+    tame_collector()
     guard = "" if settings.api_keys else "; no API keys, so whoever can reach this address may do everything"
     key = " -H 'authorization: Bearer <key>'" if settings.api_keys else ""
     print(f"headgate {version('headgate')}: ready")
@@ -148,16 +203,6 @@ async def _store(settings: Settings) -> AsyncIterator[tuple[str, str]]:
     finally:
         await link.aclose()
     yield url, state
-
-
-async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work until it ends or SIGINT or SIGTERM comes, and let it clean up."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    with suppress(asyncio.CancelledError):
-        await task
 
 
 @contextmanager

@@ -22,13 +22,16 @@ from rich.table import Table
 
 from limiter.model.bucket import Record, refill
 from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, dump
+from limiter.model.policy_log import AUDIT_MAX
+from limiter.model.reasoning import Overload, Reasoning, reasoning
+from limiter.model.stewardship import Lease
 from limiter.policy_file import load_policy_file
 from limiter.settings import Settings, SettingsError
-from limiter.store import keys
 from limiter.store.connect import Link, open_link
 from limiter.store.embedded import SOCKET_PATH_MAX_BYTES
 from limiter.store.errors import StoreError, StoreUnavailable
-from limiter.store.inspect import list_buckets
+from limiter.store.inspect import list_buckets, list_steered
+from limiter.store.inspect import now_us as store_now_us
 from limiter.store.policies import AuditEntry, PolicyMissing, PolicyStore, RevisionConflict
 from limiter.store.urls import UrlError
 
@@ -68,7 +71,7 @@ def apply(
 
 @app.command(name="list")
 def list_() -> None:
-    """Show the policies in force."""
+    """Show the policies in force, and the namespaces."""
     with _clear_errors():
         asyncio.run(_list())
 
@@ -82,10 +85,15 @@ def diff(file: PolicyFile) -> None:
 
 
 @app.command()
-def history(name: PolicyName) -> None:
-    """Show what was done to a policy, when and by whom, newest first."""
+def history(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A policy; none: all there is.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=AUDIT_MAX, help="How many changes at most.")] = 50,
+) -> None:
+    """Show what was done to a policy, or to all policies and namespaces, when and by whom, newest first."""
     with _clear_errors():
-        asyncio.run(_history(name))
+        asyncio.run(_audit(limit) if name is None else _history(name, limit))
 
 
 @app.command()
@@ -103,19 +111,21 @@ def inspect(
     namespace: Annotated[str, typer.Option(help="Where to look.")] = "default",
     contains: Annotated[str, typer.Option(help="Only buckets with this in their name.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 50,
+    why: Annotated[bool, typer.Option("--why", help="Show who steers them, and the last cycles' reasons.")] = False,
 ) -> None:
-    """Show live buckets: what is left in them, and what they have seen."""
+    """Show live buckets: what is left in them, and what they have seen, or why they are steered as they are."""
     with _clear_errors():
-        asyncio.run(_inspect(namespace, policy, contains, limit))
+        asyncio.run((_explain if why else _inspect)(namespace, policy, contains, limit))
 
 
 async def _apply(policies: PolicySet, *, prune: bool) -> None:
     async with _store() as store:
         applied = await store.apply(policies, who=_who(), prune=prune)
-    for sign, names in (("+", applied.put), ("-", applied.removed)):
+    changes = [("+", applied.made), ("~", applied.changed), ("-", applied.removed)]
+    for sign, names in changes:
         for name in names:
             typer.echo(f"{sign} {name}")
-    done = "in force" if applied.put or applied.removed else "nothing to change"
+    done = "in force" if any(names for _, names in changes) else "nothing to change"
     typer.echo(f"{_count(policies)}, {done} (revision {applied.revision})")
 
 
@@ -128,6 +138,11 @@ async def _list() -> None:
         per = ", ".join(policy.per)
         table.add_row(policy.name, policy.namespace, match, per, _limit(policy), str(stored.revisions[policy.name]))
     _print(table)
+    spreads = _table("namespace", "partitions", "by", "revision")
+    for name, namespace in stored.policies.namespaces.items():
+        by = ", ".join(namespace.partition_by)
+        spreads.add_row(name, str(namespace.partitions), by, str(stored.namespace_revisions[name]))
+    _print(spreads)
     for name, problem in stored.damaged.items():
         _complain(f"the store's {name} is damaged and not in force: {problem}")
 
@@ -179,12 +194,23 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
             yield f"{field}: {_plain(before[field])} -> {_plain(after[field])}"
 
 
-async def _history(name: str) -> None:
+async def _history(name: str, limit: int) -> None:
     async with _store() as store:
         entries = await store.history(name)
     table = _table("revision", "when", "who", "action", "change")
-    for entry in entries:
+    for entry in entries[:limit]:
         table.add_row(str(entry.revision), _when(entry.when_us), _escaped(entry.who), entry.action, _told(entry))
+    _print(table)
+
+
+async def _audit(limit: int) -> None:
+    async with _store() as store:
+        entries = await store.audit(limit)
+    table = _table("revision", "when", "who", "action", "entry", "change")
+    for entry in entries:
+        title = entry.name if entry.kind == "policy" else f"{entry.kind} {entry.name}"
+        row = (str(entry.revision), _when(entry.when_us), _escaped(entry.who), entry.action, _escaped(title))
+        table.add_row(*row, _told(entry))
     _print(table)
 
 
@@ -205,14 +231,72 @@ async def _rollback(name: str, revision: int) -> None:
 async def _inspect(namespace: str, policy: str | None, contains: str, limit: int) -> None:
     async with _link() as link:
         spread = (await PolicyStore(link).load()).policies.namespace(namespace)
-        seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=1.0)
-        now_us = int(seconds) * 1_000_000 + int(microseconds)
+        now_us = await store_now_us(link)
         table = _table("bucket", "mechanism", "balance", "capacity", "rate", "requests", "admitted", "refused")
         async for name, record in _buckets(link, namespace, spread.partitions, policy, contains, limit):
             table.add_row(_escaped(name), *_cells(record, now_us))
     _print(table)
     if not table.row_count:
         typer.echo("no live buckets here")
+
+
+async def _explain(namespace: str, policy: str | None, contains: str, limit: int) -> None:
+    """What the controller knows of some buckets, partition by partition."""
+    left = limit
+    async with _link() as link:
+        spread = (await PolicyStore(link).load()).policies.namespace(namespace)
+        now_us = await store_now_us(link)
+        for partition in range(spread.partitions):
+            cursor, more, is_told = "", True, False
+            while more and left > 0:
+                page = await list_steered(
+                    link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=min(left, 1000)
+                )
+                if page.buckets and not is_told:
+                    typer.echo(f"{namespace}/{partition}: {_owner(page.owner)}")
+                    is_told = True
+                for name, record, memory in page.buckets:
+                    for line in _reasons(reasoning(name, record, memory, now_us)):
+                        typer.echo(f"  {line}")
+                left -= len(page.buckets)
+                cursor, more = page.cursor, bool(page.cursor)
+    if left == limit:
+        typer.echo("nothing is steered here")
+
+
+def _owner(owner: Lease | None) -> str:
+    if owner is None:
+        return "owned by no controller; what it set last stays in force"
+    name = _escaped(owner.owner.decode("utf-8", "replace"))
+    return f"owned by {name} (fence {owner.fence}, for {owner.left_ms} ms)"
+
+
+def _reasons(seen: Reasoning) -> Iterator[str]:
+    yield _escaped(seen.bucket)
+    yield f"  counts {seen.mechanism}: {seen.mechanism_reason}"
+    if seen.cap is not None:
+        yield f"  cap {seen.cap:.6g} requests/s for {seen.committed:.6g} units/s"
+    if seen.charge is not None:
+        yield f"  learned charge {seen.charge:.4g} units, work is {(seen.charge_error or 0.0):+.1%} off it"
+    if seen.share is not None:
+        yield f"  share {seen.share:.1%} of the limit, for {(seen.share_ends_in_ms or 0.0) / 1000:.1f} s more"
+    for cycle in seen.cycles:
+        rejected = f"{cycle.rejection_rate:.1%} rejected"
+        yield f"  {_when(cycle.at_ms * 1000)}  {cycle.rule:<5}  {rejected:>15}  {cycle.sentence}"
+    if seen.overload is not None:
+        yield from _overload(seen.overload)
+
+
+def _overload(seen: Overload) -> Iterator[str]:
+    yield f"  {'overloaded' if seen.overloaded else 'not overloaded'}, quality {seen.quality:.3g}"
+    for name, share in seen.refused_shares.items():
+        rate = seen.rates[name]
+        told = [f"{share:.1%} refused"] if share else []
+        told += [f"at most {rate:.4g} requests/s"] if rate is not None else []
+        if told:
+            yield f"  {name}: {', '.join(told)}"
+    for step in seen.steps:
+        yield f"  {_when(step.at_ms * 1000)}  {step.rule:<7}  {step.controller:>13}  {step.sentence}"
 
 
 async def _buckets(
@@ -258,7 +342,7 @@ async def _store() -> AsyncIterator[PolicyStore]:
 async def _link() -> AsyncIterator[Link]:
     """The store that the settings name, or the embedded one that runs in the data directory."""
     settings = Settings.load()
-    url = _embedded_url(settings.data_dir) if settings.redis_url is None else settings.redis_url.get_secret_value()
+    url = embedded_url(settings.data_dir) if settings.redis_url is None else settings.redis_url.get_secret_value()
     link = await open_link(url)
     try:
         yield link
@@ -269,7 +353,8 @@ async def _link() -> AsyncIterator[Link]:
         await link.aclose()
 
 
-def _embedded_url(data_dir: Path) -> str:
+def embedded_url(data_dir: Path) -> str:
+    """Where the embedded store of a data directory is, if one runs there."""
     path = data_dir.absolute() / "valkey.sock"
     if path.exists():
         return f"unix://{quote(str(path))}"
@@ -341,7 +426,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-_NUMBERS = frozenset({"revision", "balance", "capacity", "requests", "admitted", "refused"})
+_NUMBERS = frozenset({"revision", "balance", "capacity", "requests", "admitted", "refused", "partitions"})
 
 
 def _print(table: Table) -> None:

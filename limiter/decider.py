@@ -7,43 +7,53 @@ charged there; its settle debits the whole of its work, once the store is back.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from os import urandom
 
 import msgspec
 
-from limiter.errors import IdempotencyConflict, NotDecided, SettledOtherwise, UnknownReservation
+from limiter.errors import (
+    IdempotencyConflict,
+    NotDecided,
+    TooManyLimits,
+    Uncovered,
+)
 from limiter.local import LocalBuckets
-from limiter.model.breaker import Breaker
-from limiter.model.contract import AcquireRequest, Decision, Granted, LimitState, Refused, Settled, SettleRequest
-from limiter.model.decision import limit_state, limit_states, refusal
+from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
+from limiter.model.decision import limit_states, pressure, refusal
 from limiter.model.limit import Limit
 from limiter.model.operations import (
     Acquire,
     AcquireAnswer,
     AcquireStatus,
     BucketAnswer,
-    BucketSettled,
     Charge,
     Idempotency,
-    Settle,
-    SettleAnswer,
-    SettleStatus,
+    Lot,
     Verdict,
     Want,
 )
 from limiter.model.policy import Criticality, OnStoreFailure, PolicySet
-from limiter.model.reservation import ID_SIZE, Reservation, Signer
-from limiter.model.retries import RetryMeter
-from limiter.planner import Planner, want, with_terms
-from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreOutOfMemory, StoreUnavailable
+from limiter.model.reservation import ID_SIZE, Keyring, Reservation, Signer
+from limiter.model.shedding import CLASS_NUMBERS
+from limiter.model.tally import DecisionTally, SettleTally
+from limiter.planner import Planner, want
+from limiter.settler import NO_LATENCY, Settler
+from limiter.standing import Standing
+from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
+from limiter.store.errors import StoreShunned, StoreUnavailable
 from limiter.store.keys import Slot
+from limiter.store.told import Done, Told
 
-NO_LATENCY = float("nan")
+_DEBITED = Verdict.DEBITED
+_GRANTED = AcquireStatus.GRANTED
+
+Asked = tuple[AcquireRequest, Done[Decision], str | None]
+"""A request, whom to tell, and its idempotency key."""
 IDS_DRAWN = 256
 
 
@@ -64,8 +74,8 @@ class RandomIds:
         return self._pool[at : at + ID_SIZE]
 
 
-_Row = tuple[str, float, bool]
-"""A bucket, how it weighs work, and whether it is charged in requests."""
+_Row = tuple[str, float, float]
+"""A bucket, how it weighs work, and how soon (ms) its policy expects an answer."""
 
 
 class _Memo(msgspec.Struct, array_like=True):
@@ -75,42 +85,106 @@ class _Memo(msgspec.Struct, array_like=True):
     ttl_ms: int
     expected_ms: float
     rows: list[_Row]
+    draw: float | None = None
 
 
 class _Case:
-    """One acquire on its way: the request, and what covers it."""
+    """One acquire on its way: the request, what covers it, what was asked of the store, and whom to tell."""
 
-    __slots__ = ("criticality", "expected_ms", "id", "limits", "request", "requests", "slot")
+    __slots__ = (
+        "asked", "criticality", "deadline_s", "decider", "done", "expected_ms", "id", "idempotency_key",
+        "is_dated", "limits", "lot", "request", "requests", "slot",
+    )  # fmt: skip
 
     def __init__(
-        self, request: AcquireRequest, slot: Slot, limits: Sequence[Limit], criticality: Criticality, id_: bytes
+        self,
+        decider: Decider,
+        request: AcquireRequest,
+        slot: Slot,
+        limits: Sequence[Limit],
+        id_: bytes,
+        done: Done[Decision],
+        idempotency_key: str | None,
+        deadline_s: float,
     ) -> None:
+        self.decider = decider
+        self.done = done
+        self.idempotency_key = idempotency_key
+        self.deadline_s = deadline_s
+        self.is_dated = False
         self.request = request
         self.slot = slot
         self.limits = limits
-        self.criticality = criticality
+        self.criticality = request.criticality or decider.default_criticality
         self.id = id_
         self.requests = 1.0
         expected_ms = request.expected_latency_ms
         self.expected_ms = NO_LATENCY if expected_ms is None else expected_ms
+        self.asked: tuple[Want, ...] = ()
+        self.lot: Lot | None = None
+        for limit in limits:
+            if limit.sheds:
+                self.draw(random.random())  # noqa: S311
+                break
+
+    def draw(self, draw: float) -> None:
+        """Give the request its chance with overload control (Q4)."""
+        self.lot = Lot(CLASS_NUMBERS[self.criticality], draw)
+
+    def plan(self, now_us: int) -> Acquire:
+        """What to ask of the store, at a time of the store's."""
+        self.asked = asked = self.wants(now_us)
+        request = self.request
+        if self.idempotency_key is None or request.dry_run:
+            return Acquire(asked, self.requests, request.lease, request.dry_run, None, self.lot)
+        drawn = None if self.lot is None else self.lot.draw
+        memo = _Memo(self.id, request.ttl_ms, self.expected_ms, self.rows(asked), drawn)
+        once = Idempotency(self.idempotency_key, _fingerprint(request), msgspec.msgpack.encode(memo))
+        return Acquire(asked, requests=self.requests, lease=request.lease, idempotency=once, lot=self.lot)
+
+    def tell_uncovered(self) -> None:
+        """No policy speaks of it: the store has no part in it."""
+        try:
+            decision = self.decider.uncovered_decision(self)
+        except Uncovered as error:
+            self.done(error)
+        else:
+            self.decider.decisions.count(decision, dry_run=self.request.dry_run)
+            self.done(decision)
+
+    def answered(self, answer: AcquireAnswer | Exception) -> None:
+        """The store has spoken, or has not in time."""
+        try:
+            decision = self.decider.conclude(self, answer)
+        except NotDecided as undecided:
+            self.decider.decisions.undecided[undecided.reason] += 1
+            self.done(undecided)
+        except Exception as error:
+            self.done(error)
+        else:
+            if decision is not None:
+                self.decider.decisions.count(decision, dry_run=self.request.dry_run)
+                self.done(decision)
 
     def wants(self, now_us: int) -> tuple[Want, ...]:
         """What it asks of each bucket, at a time of the store's."""
-        request = self.request
-        return tuple(
-            [
-                want(limit, request.descriptor, work=request.work, criticality=self.criticality, now_us=now_us)
-                for limit in self.limits
-            ]
-        )
+        request, criticality = self.request, self.criticality
+        descriptor, work = request.descriptor, request.work
+        return tuple([want(limit, descriptor, work, criticality, now_us) for limit in self.limits])
 
     def rows(self, wants: Sequence[Want]) -> list[_Row]:
         """What a settle will have to know of each bucket."""
         descriptor = self.request.descriptor
         return [
-            (want.bucket, limit.weight(descriptor) if limit.weights else 1.0, want.params.counts_requests)
+            (want.bucket, limit.weight(descriptor) if limit.weights else 1.0, self.expected_of(limit))
             for want, limit in zip(wants, self.limits, strict=True)
         ]
+
+    def expected_of(self, limit: Limit) -> float:
+        """How soon (ms) a policy expects the answer; NaN where the request said so itself, or nobody does (Q1)."""
+        if limit.expectations is None or self.request.expected_latency_ms is not None:
+            return NO_LATENCY
+        return limit.default_expected_ms(self.request.descriptor)
 
 
 class Decider:
@@ -127,16 +201,17 @@ class Decider:
         nodes: Callable[[], int] = lambda: 1,
     ) -> None:
         self._buckets = buckets
-        self._signers = [signer]
+        self._keyring = Keyring(signer)
         self._deadline_s = deadline_s
-        self._default_criticality = default_criticality
+        self.default_criticality = default_criticality
         self._refuse_uncovered = refuse_uncovered
         self._planner = Planner(PolicySet())
-        self._breaker = Breaker()
-        self._retries = RetryMeter()
+        self._standing = Standing()
         self._local = LocalBuckets(nodes)
         self._ids = RandomIds()
-        self.uncovered = 0
+        self.decisions = DecisionTally()
+        self.settles = SettleTally()
+        self._settler = Settler(buckets, self._keyring, self._standing, self.settles, deadline_s=deadline_s)
 
     @property
     def policies(self) -> PolicySet:
@@ -145,69 +220,112 @@ class Decider:
 
     def enforce(self, policies: PolicySet) -> None:
         """Let other policies be in force from the next request on (W9)."""
-        self._planner = Planner(policies)
+        self._planner = self._settler.planner = Planner(policies)
+
+    @property
+    def planner(self) -> Planner:
+        """Which limits there are, and where their buckets live."""
+        return self._planner
 
     def sign_with(self, signer: Signer) -> None:
         """Sign with another secret from now on; what was signed before is still known."""
-        self._signers.insert(0, signer)
+        self._keyring.sign_with(signer)
 
     @property
     def store_is_shunned(self) -> bool:
         """Whether the store failed so often that it is only probed now and then."""
-        return self._breaker.is_open
+        return self._standing.breaker.is_open
 
     def store_answered(self) -> None:
         """Somebody else has heard from the store."""
-        self._breaker.succeed()
+        self._standing.answered()
 
     async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
         """May this request go ahead? IdempotencyConflict or NotDecided if that cannot be said."""
-        self._retries.count(request.attempt, time.monotonic())
+        told: Told[Decision] = Told()
+        self.start_acquire(request, told, idempotency_key=idempotency_key)
+        return await told.future
+
+    def start_acquire(
+        self, request: AcquireRequest, done: Done[Decision], *, idempotency_key: str | None = None
+    ) -> None:
+        """The same without a coroutine: `done` is told the decision, or why there is none."""
+        self.start_acquires([(request, done, idempotency_key)])
+
+    def start_acquires(self, asked: Iterable[Asked]) -> None:
+        """The same for many at once."""
+        now_s, now_us = time.monotonic(), self._now_us()
+        deadline_s = asyncio.get_running_loop().time() + self._deadline_s
+        going: dict[Slot, list[tuple[Acquire, Done[AcquireAnswer]]]] = {}
+        for request, done, idempotency_key in asked:
+            try:
+                case = self._case(request, done, idempotency_key, now_s, deadline_s)
+                if case is not None:
+                    going.setdefault(case.slot, []).append((case.plan(now_us), case.answered))
+            except Exception as error:  # what is wrong with one must not cost the others their answers
+                done(error)
+        for slot, operations in going.items():
+            self._buckets.start_acquires(slot, operations, deadline_s=deadline_s)
+
+    def _case(
+        self,
+        request: AcquireRequest,
+        done: Done[Decision],
+        idempotency_key: str | None,
+        now_s: float,
+        deadline_s: float,
+    ) -> _Case | None:
+        """What is to be asked of the store; None if it has no part in it, and the answer is given."""
         slot, limits = self._planner.cover(request.namespace, request.descriptor)
-        case = _Case(request, slot, limits, request.criticality or self._default_criticality, self._ids.next())
+        for limit in limits:
+            limit.retries.count(request.attempt, now_s)
+        case = _Case(self, request, slot, limits, self._ids.next(), done, idempotency_key, deadline_s)
         if not limits:
-            return self._uncovered(case)
-        if not self._breaker.allows(time.monotonic()):
-            return self._without_store(case)
-        try:
-            wants, answer = await self._ask(case, idempotency_key)
-            if answer.status is AcquireStatus.CORRUPT and any(limit.shadow for limit in limits):
-                # A shadow refuses nothing, not even by a damaged record (P11, S11).
-                case.limits = [limit for limit in limits if not limit.shadow]
-                if not case.limits:
-                    return self._uncovered(case)
-                wants, answer = await self._ask(case, idempotency_key)
-        except StoreOutOfMemory:
-            return self._without_store(case)  # it answers, and settles still work: no reason to shun it (S8)
-        except StoreUnavailable:
-            self._breaker.fail(time.monotonic(), random.random())  # noqa: S311
-            return self._without_store(case)
-        self._breaker.succeed()
-        return self._decide(case, wants, answer)
+            case.tell_uncovered()
+        elif len(limits) > BUCKETS_PER_OPERATION_MAX:
+            done(TooManyLimits(_too_many(len(limits))))
+        elif self._standing.allows(now_s):
+            return case
+        else:
+            case.answered(StoreShunned("the store is given a rest"))
+        return None
 
-    async def _ask(self, case: _Case, idempotency_key: str | None) -> tuple[tuple[Want, ...], AcquireAnswer]:
-        """Have the store decide, and tell what it was asked."""
-        asked: tuple[Want, ...] = ()
+    def _ask_again(self, case: _Case) -> None:
+        """For what was asked of the wrong buckets, or for the wrong time."""
+        self._buckets.start_acquire(case.slot, case.plan, case.answered, deadline_s=case.deadline_s)
 
-        def plan(now_us: int) -> Acquire:
-            nonlocal asked
-            asked = case.wants(now_us)
-            request = case.request
-            if idempotency_key is None or request.dry_run:
-                return Acquire(asked, requests=case.requests, lease=request.lease, dry_run=request.dry_run)
-            memo = _Memo(case.id, request.ttl_ms, case.expected_ms, case.rows(asked))
-            once = Idempotency(idempotency_key, _fingerprint(request), msgspec.msgpack.encode(memo))
-            return Acquire(asked, requests=case.requests, lease=request.lease, idempotency=once)
+    def conclude(self, case: _Case, answer: AcquireAnswer | Exception) -> Decision | None:
+        """What the store's answer means; None if it has to be asked once more."""
+        if type(answer) is not AcquireAnswer:
+            assert isinstance(answer, Exception)
+            return self._unanswered(case, answer)
+        self._standing.answered()
+        status = answer.status
+        if status is _GRANTED and not answer.memo:
+            return self._grant(case, case.asked, answer.buckets, answer.now_us)
+        if status is AcquireStatus.WINDOW and not case.is_dated:
+            case.is_dated = True  # the clock has heard the right time by now
+            self._ask_again(case)
+            return None
+        if status is AcquireStatus.CORRUPT and any(limit.shadow for limit in case.limits):
+            # A shadow refuses nothing, not even by a damaged record (P11, S11).
+            case.limits = [limit for limit in case.limits if not limit.shadow]
+            if not case.limits:
+                return self.uncovered_decision(case)
+            self._ask_again(case)
+            return None
+        return self._decide(case, case.asked, answer)
 
-        answer = await self._buckets.acquire_at(case.slot, plan, timeout_s=self._deadline_s)
-        return asked, answer
+    def _unanswered(self, case: _Case, error: Exception) -> Decision:
+        if not isinstance(error, StoreUnavailable):
+            raise error
+        self.decisions.unanswered[self._standing.unanswered(error)] += 1
+        return self._without_store(case)
 
     def _decide(self, case: _Case, wants: tuple[Want, ...], answer: AcquireAnswer) -> Decision:
-        if answer.status is AcquireStatus.GRANTED and not answer.memo:
-            return self._grant(case, wants, answer.buckets, answer.now_us)
         if answer.status is AcquireStatus.CONFLICT:
             raise IdempotencyConflict("this Idempotency-Key was used before with other parameters")
-        if answer.status not in (AcquireStatus.GRANTED, AcquireStatus.REFUSED):
+        if answer.status not in (_GRANTED, AcquireStatus.REFUSED):
             raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was charged")
         if answer.memo:
             return self._replay(case, wants, answer)
@@ -217,7 +335,7 @@ class Decider:
             answer.buckets,
             requests=case.requests,
             now_us=answer.now_us,
-            hopeless=self._retries.too_many,
+            lot=case.lot,
         )
 
     def _grant(
@@ -229,19 +347,23 @@ class Decider:
         *,
         degraded: bool = False,
     ) -> Granted:
-        rows = case.rows(wants)
+        request = case.request
+        charges = _charges(case, wants, answers, degraded=degraded)
         return Granted(
-            "" if case.request.dry_run else self._sign(case, _charges(rows, answers, degraded=degraded), now_us),
-            _charged(case, rows, answers),
-            case.request.ttl_ms,
-            limit_states(case.limits, wants, answers, requests=case.requests, now_us=now_us),
-            degraded=degraded,
+            "" if request.dry_run else self._sign(case, charges, now_us),
+            _charged(case, wants, answers) if request.work is None or request.lease else request.work,
+            request.ttl_ms,
+            limit_states(case.limits, wants, answers, case.requests, now_us, case.lot),
+            *(_NO_PRESSURE if case.lot is None else _told(case.limits, answers)),
+            degraded,
         )
 
     def _replay(self, case: _Case, wants: Sequence[Want], answer: AcquireAnswer) -> Decision:
         """The first answer under an idempotency key, whatever has changed since."""
         memo = msgspec.msgpack.decode(answer.memo, type=_Memo)
-        first = _Case(case.request, case.slot, case.limits, case.criticality, memo.id)
+        first = _Case(self, case.request, case.slot, case.limits, memo.id, case.done, None, case.deadline_s)
+        if memo.draw is not None:
+            first.draw(memo.draw)
         if [bucket for bucket, *_ in memo.rows] != [want.bucket for want in wants]:
             # The policies are other ones now: what was charged still stands, their states cannot be told.
             return self._replay_without_limits(first, memo, answer)
@@ -249,8 +371,9 @@ class Decider:
             granted = self._grant(first, wants, answer.buckets, answer.now_us)
             return msgspec.structs.replace(granted, replayed=True)
         refused = refusal(
-            case.limits, wants, answer.buckets, requests=case.requests, now_us=answer.now_us, hopeless=False
-        )
+            case.limits, wants, answer.buckets, requests=case.requests, now_us=answer.now_us,
+            lot=first.lot,
+        )  # fmt: skip
         return msgspec.structs.replace(refused, replayed=True)
 
     def _replay_without_limits(self, case: _Case, memo: _Memo, answer: AcquireAnswer) -> Decision:
@@ -259,7 +382,11 @@ class Decider:
                 policy="", reason="work", retry="after", retry_after_ms=1, limits=(), replayed=True,
                 detail="refused before under this Idempotency-Key, by policies that have changed since",
             )  # fmt: skip
-        charges = _charges(memo.rows, answer.buckets)
+        charges = tuple(
+            Charge(bucket, answered.charge, weight, None, answered.in_requests, expected_ms)
+            for (bucket, weight, expected_ms), answered in zip(memo.rows, answer.buckets, strict=True)
+            if answered.verdict is _DEBITED
+        )
         return Granted(
             reservation=self._sign(case, charges, answer.now_us),
             charged=max((charge.charge for charge in charges), default=0.0),
@@ -269,26 +396,26 @@ class Decider:
         )
 
     def _sign(self, case: _Case, charges: tuple[Charge, ...], now_us: int) -> str:
-        return self._signers[0].sign(
+        namespace, partition = case.slot
+        deadline_us = now_us + case.request.ttl_ms * 1000
+        return self._keyring.sign(
             Reservation(
-                id=case.id,
-                namespace=case.slot.namespace,
-                partition=case.slot.partition,
-                acquired_us=now_us,
-                deadline_us=now_us + case.request.ttl_ms * 1000,
-                expected_ms=case.expected_ms,
-                charges=charges,
+                case.id,
+                namespace,
+                partition,
+                now_us,
+                deadline_us,
+                case.expected_ms,
+                charges,
+                0 if case.lot is None else case.lot.class_number,
             )
         )
 
-    def _uncovered(self, case: _Case) -> Decision:
+    def uncovered_decision(self, case: _Case) -> Granted:
         """P7: no policy speaks of it."""
-        self.uncovered += 1
+        self.decisions.uncovered += 1
         if self._refuse_uncovered:
-            return Refused(
-                policy="", reason="uncovered", retry="never", retry_after_ms=0, limits=(),
-                detail="no policy covers this descriptor, and this service refuses what is not covered",
-            )  # fmt: skip
+            raise Uncovered("no policy covers this descriptor, and this service refuses what is not covered")
         return Granted(
             reservation="" if case.request.dry_run else self._sign(case, (), self._now_us()),
             charged=0.0,
@@ -311,118 +438,63 @@ class Decider:
         ):
             return refusal(
                 case.limits, wants, answers, requests=case.requests, now_us=now_us, degraded=True,
-                hopeless=self._retries.too_many,
-            )  # fmt: skip
+                )  # fmt: skip
         return self._grant(case, wants, answers, now_us, degraded=True)
 
     async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
         """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
-        reservation = self._open(request.reservation)
-        if reservation is None or namespace not in (None, reservation.namespace):
-            raise UnknownReservation("no such reservation")
-        if not reservation.charges:
-            return Settled(request.work, 0.0, stop=False, duplicate=False, late=False, limits=())
-        slot, operation = self._settle_operation(reservation, request)
-        if not self._breaker.allows(time.monotonic()):
-            raise NotDecided("store_unavailable", "the store cannot be asked; settle again later")
-        try:
-            answer = await self._buckets.settle(slot, operation, timeout_s=self._deadline_s)
-        except StoreUnavailable as error:
-            self._breaker.fail(time.monotonic(), random.random())  # noqa: S311
-            raise NotDecided("store_unavailable", "the store did not answer in time; settle again") from error
-        self._breaker.succeed()
-        return self._settled(slot, operation, answer)
+        told: Told[Settled] = Told()
+        self.start_settle(request, told, namespace=namespace)
+        return await told.future
 
-    def _open(self, token: str) -> Reservation | None:
-        for signer in self._signers:
-            if (found := signer.open(token)) is not None:
-                return found
-        return None
-
-    def _settle_operation(self, reservation: Reservation, request: SettleRequest) -> tuple[Slot, Settle]:
-        now_us, planner = self._now_us(), self._planner
-        charges = [
-            with_terms(charge, planner.find(reservation.namespace, charge.bucket), now_us)
-            for charge in reservation.charges
-        ]
-        return Slot(reservation.namespace, reservation.partition), Settle(
-            reservation=reservation.name,
-            charges=tuple(charges),
-            work=request.work,
-            acquired_us=reservation.acquired_us,
-            deadline_us=reservation.deadline_us,
-            final=request.final,
-            requests=1.0 if request.requests is None else request.requests,
-            latency_ms=NO_LATENCY if request.latency_ms is None else request.latency_ms,
-            expected_ms=reservation.expected_ms,
-        )
-
-    def _settled(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> Settled:
-        if answer.status is SettleStatus.GONE:
-            raise UnknownReservation("no such reservation")
-        if answer.status is SettleStatus.CORRUPT:
-            raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was settled")
-        settled = Settled(
-            work=answer.work,
-            adjusted=_adjusted(operation.charges, answer.buckets),
-            stop=answer.stop,
-            duplicate=answer.status is SettleStatus.DUPLICATE,
-            late=answer.late,
-            limits=self._settled_limits(slot, operation, answer),
-        )
-        if answer.status is SettleStatus.CONFLICT:
-            raise SettledOtherwise(settled)
-        return settled
-
-    def _settled_limits(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> tuple[LimitState, ...]:
-        """The states of those buckets that are still there, and whose policies are."""
-        states = []
-        for charge, bucket in zip(operation.charges, answer.buckets, strict=True):
-            limit = self._planner.find(slot.namespace, charge.bucket)
-            if limit is None or charge.params is None or not bucket.present:
-                continue
-            row = BucketAnswer(Verdict.PASSED, bucket.balance, charge.charge, bucket.rate, bucket.capacity)
-            states.append(limit_state(limit, charge.params, row, now_us=answer.now_us))
-        return tuple(states)
+    def start_settle(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None = None) -> None:
+        """The same without a coroutine: `done` is told what came of it, or why nothing did."""
+        self._settler.start(request, done, namespace=namespace)
 
     def _now_us(self) -> int:
         """The store's time as far as it is known."""
         return self._buckets.clock.guess_us()
 
 
-def _charges(rows: Sequence[_Row], answers: Sequence[BucketAnswer], *, degraded: bool = False) -> tuple[Charge, ...]:
+_NO_PRESSURE = (False, 1.0)
+
+
+def _told(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> tuple[bool, float]:
+    """Whether callers should slow down, and how good their answers should be."""
+    told = pressure(limits, answers)
+    return told.overloaded, told.quality
+
+
+def _too_many(count: int) -> str:
+    most = BUCKETS_PER_OPERATION_MAX
+    return f"descriptor: {count} policies cover this descriptor; at most {most} can be decided on at once"
+
+
+def _charges(
+    case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool
+) -> tuple[Charge, ...]:
     """What a reservation took; nothing from the store where the store was not asked."""
-    return tuple(
-        [
-            Charge(bucket, 0.0 if degraded else answer.charge, weight, in_requests=in_requests)
-            for (bucket, weight, in_requests), answer in zip(rows, answers, strict=True)
-            if answer.verdict is Verdict.DEBITED
-        ]
-    )
+    descriptor = case.request.descriptor
+    charges = []
+    for limit, wanted, answer in zip(case.limits, wants, answers, strict=True):
+        if answer.verdict is _DEBITED:
+            weight = limit.weight(descriptor) if limit.weights else 1.0
+            charge = 0.0 if degraded else answer.charge
+            expected_ms = NO_LATENCY if limit.expectations is None else case.expected_of(limit)
+            charges.append(Charge(wanted.bucket, charge, weight, None, answer.in_requests, expected_ms))
+    return tuple(charges)
 
 
-def _charged(case: _Case, rows: Sequence[_Row], answers: Sequence[BucketAnswer]) -> float:
-    """In the caller's units: its own estimate, or what the most expensive limit took."""
-    if case.request.work is not None and not case.request.lease:
-        return case.request.work
+def _charged(case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
+    """In the caller's units: what the most expensive limit took; of a lease, what the meanest one gave."""
     taken = [
         answer.charge / weight if weight else answer.charge
-        for (_, weight, in_requests), answer, limit in zip(rows, answers, case.limits, strict=True)
-        if not in_requests and not limit.shadow
+        for limit, (_, weight, _), answer in zip(case.limits, case.rows(wants), answers, strict=True)
+        if not answer.in_requests and not limit.shadow
     ]
     if case.request.lease:
         return min(taken, default=case.request.work or 0.0)
     return max(taken, default=0.0)
-
-
-def _adjusted(charges: Sequence[Charge], buckets: Sequence[BucketSettled]) -> float:
-    """In the caller's units, for the limit that took most: charged + adjusted = work, unless something held it back."""
-    counting_work = [
-        (charge.charge / charge.weight, bucket.adjusted / charge.weight)
-        for charge, bucket in zip(charges, buckets, strict=True)
-        if charge.weight and not charge.in_requests
-    ]
-    return max(counting_work, default=(0.0, 0.0))[1]
 
 
 def _fingerprint(request: AcquireRequest) -> bytes:

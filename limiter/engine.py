@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Iterable
 from contextlib import suppress
 from os import urandom
-from typing import Any
 
-from limiter.decider import Decider
-from limiter.model.contract import AcquireRequest, Decision, Settled, SettleRequest
+from limiter.decider import Asked, Decider
+from limiter.errors import UnfitField
+from limiter.model.contract import AcquireRequest, Decision, Settled, SettleRequest, SignalRequest, SignalsTaken
+from limiter.model.limit import Limit
+from limiter.model.overload import is_signal_name
 from limiter.model.policy import PolicySet
 from limiter.model.reservation import Signer
+from limiter.model.tally import CallTally
 from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
 from limiter.store.buckets import Buckets
 from limiter.store.connect import Link, ServerFacts, open_link, probe
 from limiter.store.errors import StoreError
 from limiter.store.nodes import NodeRegistry
-from limiter.store.policies import PolicyStore, StoredPolicies
+from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.secret import shared_secret
+from limiter.store.signals import Signals
+from limiter.store.told import Done
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +46,16 @@ class Engine:
     def __init__(self, settings: Settings, link: Link) -> None:
         self.link = link
         self.store = PolicyStore(link)
-        self._secret = settings.secret.get_secret_value() if settings.secret else None
+        self._secret = settings.secret.get_secret_value().encode() if settings.secret else None
         self._file = load_policy_file(settings.policies) if settings.policies else PolicySet()
         buckets = Buckets(link)
         self._buckets = buckets
+        self._signals = Signals(link)
         self._registry = NodeRegistry(link, buckets.clock)
         # Until the shared secret is known this node signs with its own, and knows what it signed.
         self._decider = Decider(
             buckets,
-            Signer(self._secret.encode() if self._secret else urandom(32)),
+            Signer(self._secret or urandom(32)),
             deadline_s=settings.deadline_ms / 1000,
             default_criticality=settings.default_criticality,
             refuse_uncovered=settings.uncovered == "refuse",
@@ -61,14 +67,36 @@ class Engine:
         self._ready = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._revision = 0
+        self.store_is_up = True
+        """Whether it answered when it was last asked how it is."""
+        self._lost = False
 
-    def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Coroutine[Any, Any, Decision]:
+    async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
         """May this request go ahead?"""
-        return self._decider.acquire(request, idempotency_key=idempotency_key)
+        return await self._decider.acquire(request, idempotency_key=idempotency_key)
 
-    def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Coroutine[Any, Any, Settled]:
+    async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
         """Correct what was charged."""
-        return self._decider.settle(request, namespace=namespace)
+        return await self._decider.settle(request, namespace=namespace)
+
+    async def report(self, request: SignalRequest) -> SignalsTaken:
+        """Take in how busy a service is, for the controller to go by (G5)."""
+        planner = self._decider.planner
+        limit = planner.find(request.namespace, request.policy)
+        if limit is None or limit.name != request.policy:
+            raise PolicyMissing(request.policy)
+        _check_report(request, limit)
+        slots, bucket = planner.places(request.namespace, limit, request.key)
+        await self._signals.report(slots, bucket, request.source, request.signals)
+        return SignalsTaken(bucket, len(slots), request.signals)
+
+    def start_acquires(self, asked: Iterable[Asked]) -> None:
+        """The same for many at once, without coroutines."""
+        self._decider.start_acquires(asked)
+
+    def start_settle(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
+        """The same without a coroutine."""
+        self._decider.start_settle(request, done, namespace=namespace)
 
     @property
     def policies(self) -> PolicySet:
@@ -76,22 +104,48 @@ class Engine:
         return self._decider.policies
 
     @property
-    def uncovered(self) -> int:
-        """Requests that no policy covered."""
-        return self._decider.uncovered
+    def decider(self) -> Decider:
+        """Who decides here, and counts what it decides."""
+        return self._decider
+
+    @property
+    def call_tallies(self) -> dict[str, CallTally]:
+        """Calls to the store, by operation."""
+        return self._buckets.call_tallies
+
+    @property
+    def nodes(self) -> int:
+        """How many API processes there are, as far as this one knows."""
+        return self._registry.count
+
+    @property
+    def revision(self) -> int:
+        """Of the policies in force; 0 until the store was asked."""
+        return self._revision
+
+    def now_us(self) -> int:
+        """The store's time as far as it is known."""
+        return self._buckets.clock.guess_us()
 
     def troubles(self) -> list[str]:
-        """Why this node should get no traffic now; nothing if it may."""
-        if self._waiting_for is not None:
-            return [self._waiting_for]
-        return ["the store does not answer in time"] if self._decider.store_is_shunned else []
+        """Why this node should get no traffic yet; nothing if it may."""
+        return [] if self._waiting_for is None else [self._waiting_for]
 
     def warnings(self) -> list[str]:
-        """What an operator should change (S9)."""
+        """What an operator should know or change (S3, S9).
+
+        A store that is away is no reason to be given no traffic: policies say what holds then (B3), and if every
+        node sent its callers away, nothing would.
+        """
+        found = []
+        if self._decider.store_is_shunned or not self.store_is_up:
+            found.append("the store does not answer in time: decisions are made without it, as each policy says")
         policy = self._facts.maxmemory_policy if self._facts else "noeviction"
-        if policy == "noeviction":
-            return []
-        return [f"the store's maxmemory-policy is {policy}: it may evict buckets; set it to noeviction"]
+        if policy != "noeviction":
+            found.append(f"the store's maxmemory-policy is {policy}: it may evict buckets; set it to noeviction")
+        if self._lost:
+            found.append("the store lost its policies and has begun anew: what no policy covers is not limited")
+        return found
 
     async def start(self) -> None:
         """Begin, and wait a moment for the store; without it start all the same."""
@@ -111,22 +165,29 @@ class Engine:
         await self.link.aclose()
 
     async def _supply(self) -> None:
-        """Get everything from the store, then keep it fresh."""
-        while not self._ready.is_set():
+        """Get everything from the store, then keep it fresh: for as long as the node lives, whatever goes wrong."""
+        while True:
             try:
-                await self._fetch()
+                if not self._ready.is_set():
+                    await self._fetch()
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self.store.watch(self._take))
+                    group.create_task(self._registry.run())
+                    group.create_task(self._look_after())
             except StoreError as error:
                 self._waiting_for = str(error)
-                await asyncio.sleep(RETRY_S)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.store.watch(self._take))
-            group.create_task(self._registry.run())
-            group.create_task(self._look_after())
+            except Exception as error:
+                log.exception("what the store says cannot be used; trying again")
+                if not self._ready.is_set():
+                    self._waiting_for = f"{type(error).__name__}: {error}"
+            await asyncio.sleep(RETRY_S)
 
     async def _fetch(self) -> None:
         self._facts = await probe(self.link, timeout_s=STORE_TIMEOUT_S)
+        self.store_is_up = True
         if self._secret is None:
-            self._decider.sign_with(Signer(await shared_secret(self.link, None, timeout_s=STORE_TIMEOUT_S)))
+            self._secret = await shared_secret(self.link, None, timeout_s=STORE_TIMEOUT_S)
+            self._decider.sign_with(Signer(self._secret))
         if self._file.policies or self._file.namespaces:
             await self.store.apply(self._file, who=FILE_AUTHOR)
         self._take(await self.store.load())
@@ -135,26 +196,55 @@ class Engine:
 
     def _take(self, stored: StoredPolicies) -> None:
         """Let what the store holds be in force; put back what it lost (S10)."""
-        if stored.revision < self._revision and self._file.policies:
-            log.error("the store lost its policies; putting back those of the file")
-            self._tasks.append(asyncio.create_task(self._put_back()))
+        self._lost = stored.revision < self._revision
+        if self._lost:
+            log.error("the store lost its policies (revision %d after %d)", stored.revision, self._revision)
+            if self._file.policies:
+                self._tasks.append(asyncio.create_task(self._put_back()))
         self._revision = stored.revision
         self._decider.enforce(stored.policies)
 
     async def _put_back(self) -> None:
-        with suppress(StoreError):
-            await self.store.apply(self._file, who=FILE_AUTHOR)
+        """Apply the file again, until it is done."""
+        while True:
+            try:
+                await self.store.apply(self._file, who=FILE_AUTHOR)
+            except StoreError as error:
+                log.warning("the policies of the file could not be put back yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                log.warning("the policies of the file were put back")
+                return
 
     async def _look_after(self) -> None:
-        """Ask the store how it is. With no traffic nobody else would find out that it is back."""
+        """Ask the store how it is. With no traffic nobody else would find out that it is gone, or back."""
         while True:
             await asyncio.sleep(WATCH_S)
             try:
                 self._facts = await probe(self.link, timeout_s=STORE_TIMEOUT_S)
             except StoreError as error:
-                log.debug("the store does not answer: %s", error)
+                if self.store_is_up:
+                    log.warning("the store does not answer: %s", error)
+                self.store_is_up = False
             else:
+                if not self.store_is_up:
+                    log.warning("the store answers again")
+                self.store_is_up = True
                 self._decider.store_answered()
+
+
+def _check_report(request: SignalRequest, limit: Limit) -> None:
+    """Whether anybody would listen to a report: a mistake would else go unnoticed until the day it matters."""
+    for name in request.signals:
+        if not is_signal_name(name):
+            allowed = "names of letters, digits, '_', '.' or '-', not beginning with a digit"
+            raise UnfitField("signals", found=f"the name {name!a}", allowed=allowed)
+    if not limit.listens:
+        raise UnfitField("policy", found=limit.name, allowed="a policy with overload.utilisation, which would listen")
+    if request.key is not None and set(request.key) != set(limit.per):
+        found = ", ".join(f"{name!a}" for name in sorted(request.key)) or "no dimension"
+        allowed = f"{', '.join(limit.per)}: what the policy is split by" if limit.per else "no key: it is not split"
+        raise UnfitField("key", found=found, allowed=allowed)
 
 
 async def open_engine(settings: Settings, url: str) -> Engine:

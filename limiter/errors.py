@@ -21,6 +21,24 @@ class SettledOtherwise(RequestError):
         self.first = first
 
 
+class UnfitField(RequestError):
+    """A field that is well formed, but does not fit the policies in force: 422."""
+
+    def __init__(self, field: str, *, found: str, allowed: str) -> None:
+        super().__init__(f"{field}: found {found}; allowed: {allowed}")
+        self.field = field
+        self.found = found
+        self.allowed = allowed
+
+
+class Uncovered(RequestError):
+    """No policy covers the request, and what is not covered is refused here (P7): 403, for no limit was reached."""
+
+
+class TooManyLimits(RequestError):
+    """More policies cover the request than can be decided on at once: 422."""
+
+
 class IdempotencyConflict(RequestError):
     """The idempotency key was used with other parameters (R8): 409."""
 

@@ -1,6 +1,9 @@
 """Buckets in this node, for when the store is away: the model's own code, each holding this node's share (B3).
 
 share = 1 / nodes known        so that all nodes together admit the limit, and at most one capacity more
+
+Overload control does not apply here: what it goes by is in the store, and no controller steers these buckets. A node
+on its own neither turns requests away by class nor asks for cheaper answers.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class LocalBuckets:
                 self._scaled.clear()
             self._scaled[key] = params = scaled(want.params, 1.0 / nodes)
         bucket = f"{slot.namespace}/{slot.partition}/{want.bucket}"
-        return want._replace(bucket=bucket, params=params, minimum=_share_of(want.minimum, nodes))
+        return want.but(bucket=bucket, params=params, minimum=_share_of(want.minimum, nodes))
 
 
 def _share_of(minimum: float, nodes: int) -> float:
@@ -69,4 +72,5 @@ def _share_of(minimum: float, nodes: int) -> float:
 
 def _let_pass(want: Want) -> BucketAnswer:
     params = want.params
-    return BucketAnswer(Verdict.DEBITED, params.capacity, want.charge, params.rate, params.capacity)
+    rate, capacity = params.cap if params.counts_requests else params.committed, params.whole_capacity
+    return BucketAnswer(Verdict.DEBITED, capacity, want.charge, rate, capacity, params.counts_requests)

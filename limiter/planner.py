@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 from limiter.model.limit import Limit
 from limiter.model.matching import Matcher
 from limiter.model.operations import Charge, Want
-from limiter.model.policy import Criticality, Namespace, PolicySet
+from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, PolicySet
 from limiter.store.keys import Slot, bucket_name, encode
 
 
@@ -19,8 +19,8 @@ class Planner:
         self.policies = policies
         self._limits: dict[str, dict[str, Limit]] = {}
         for policy in policies.policies:
-            share = _share(policies.namespace(policy.namespace), policy.per)
-            self._limits.setdefault(policy.namespace, {})[policy.name] = Limit(policy, share=share)
+            limit = Limit(policy, partitions=policies.partitions_of(policy))
+            self._limits.setdefault(policy.namespace, {})[policy.name] = limit
         self._spaces = {
             name: _Space(name, policies.namespace(name), list(limits.values())) for name, limits in self._limits.items()
         }
@@ -32,6 +32,21 @@ class Planner:
             return Slot(namespace), ()
         return space.slot(descriptor), space.matcher.match(descriptor)
 
+    def places(self, namespace: str, limit: Limit, key: Mapping[str, str] | None) -> tuple[Sequence[Slot], str]:
+        """The slots of a limit's bucket and its name there; without a key those of all its buckets, by its own name.
+
+        A limit that is divided has a bucket of the same name in every partition.
+        """
+        space = self._spaces[namespace]
+        if key is None:
+            return space.slots, bucket_name(limit.name, ())
+        slots = space.slots if limit.terms.is_divided else [space.slot(key)]
+        return slots, bucket_name(limit.name, [key.get(dimension) for dimension in limit.per])
+
+    def limits(self) -> Iterator[tuple[str, Limit]]:
+        """Every limit, with its namespace."""
+        return ((namespace, limit) for namespace, limits in self._limits.items() for limit in limits.values())
+
     def find(self, namespace: str, bucket: str) -> Limit | None:
         """The limit that a bucket belongs to, if its policy still exists."""
         return self._limits.get(namespace, {}).get(policy_of(bucket))
@@ -40,44 +55,43 @@ class Planner:
 class _Space:
     """A namespace that has policies."""
 
-    __slots__ = ("_slots", "_spread", "matcher")
+    __slots__ = ("_spread", "matcher", "slots")
 
     def __init__(self, name: str, spread: Namespace, limits: Sequence[Limit]) -> None:
         self.matcher = Matcher(limits)
         self._spread = spread
-        self._slots = [Slot(name, partition) for partition in range(spread.partitions)]
+        self.slots = [Slot(name, partition) for partition in range(spread.partitions)]
 
     def slot(self, descriptor: Mapping[str, str]) -> Slot:
         """The partition that a descriptor belongs to."""
-        slots = self._slots
+        slots = self.slots
         return slots[0] if len(slots) == 1 else slots[_partition(self._spread, descriptor)]
 
 
 def want(
-    limit: Limit, descriptor: Mapping[str, str], *, work: float | None, criticality: Criticality, now_us: int
+    limit: Limit, descriptor: Mapping[str, str], work: float | None, criticality: Criticality, now_us: int
 ) -> Want:
-    """What a request wants of a limit's bucket."""
-    weight = limit.weight(descriptor) if limit.weights else 1.0
-    per = limit.per
-    name = bucket_name(limit.name, [descriptor.get(dimension) for dimension in per]) if per else limit.name
-    charge = (limit.charge if work is None else work) * weight
-    return Want(name, limit.params(now_us), limit.minimums[criticality], charge, limit.learned and work is None)
+    """What a request wants of a limit's bucket, at a time of the store's; `work` is the caller's estimate."""
+    charge = limit.charge if work is None else work
+    if limit.weights:
+        charge = min(charge * limit.weight(descriptor), NUMBER_MAX)
+    return Want(
+        bucket_name(limit.name, [descriptor.get(dimension) for dimension in limit.per]),
+        limit.terms if limit.period is None else limit.params(now_us),
+        limit.minimums[criticality],
+        charge,
+        limit.learned and work is None,
+    )
 
 
 def with_terms(charge: Charge, limit: Limit | None, now_us: int) -> Charge:
     """A charge with the terms of its policy now."""
-    return charge if limit is None else charge._replace(params=limit.params(now_us))
+    return charge if limit is None else charge.but(params=limit.params(now_us))
 
 
 def policy_of(bucket: str) -> str:
     """The policy that a bucket's name begins with."""
     return bucket.partition(":")[0]
-
-
-def _share(spread: Namespace, per: Sequence[str]) -> float:
-    """A policy split by what the namespace is split by lives whole in one partition; a wider one is divided."""
-    whole = spread.partitions == 1 or (spread.partition_by and set(spread.partition_by) <= set(per))
-    return 1.0 if whole else 1.0 / spread.partitions
 
 
 def _partition(spread: Namespace, descriptor: Mapping[str, str]) -> int:

@@ -19,6 +19,8 @@ from limiter.store.urls import parse
 
 PREFIX = "HEADGATE_"
 SECRET_MIN_CHARACTERS = 16
+LEASE_CYCLES_MIN = 4
+"""A lease is renewed by each cycle: it has to outlast a few that were late."""
 
 
 class SettingsError(Exception):
@@ -42,6 +44,9 @@ class Settings(BaseSettings):
     uncovered: Literal["approve", "refuse"] = Field(default="approve", description="What no policy covers.")
     default_criticality: Criticality = Field(default=Criticality.CRITICAL, description="Of requests that name none.")
 
+    cycle_ms: int = Field(default=100, ge=20, le=5_000, description="From one cycle of the controller to the next.")
+    lease_ms: int = Field(default=2_000, ge=400, le=60_000, description="How long a controller owns what it renews.")
+
     host: str = Field(default="127.0.0.1", min_length=1, description="The address to listen on.")
     port: int = Field(default=8080, ge=0, le=65_535, description="The port to listen on; 0: one that is free.")
     workers: int = Field(default=1, ge=1, le=256, description="Processes that serve the API, each with its engine.")
@@ -56,6 +61,16 @@ class Settings(BaseSettings):
     )
     access_log: bool = Field(default=False, description="Log a line for every request.")
     log_format: Literal["text", "json"] = Field(default="text", description="How log lines are written.")
+    metrics_open: bool = Field(default=False, description="GET /metrics needs no key, where there are keys.")
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65_535, description="Where a controller shows its metrics; unset: nowhere."
+    )
+    metrics_dir: Path | None = Field(
+        default=None, description="Where processes leave metrics for each other; set by whoever starts several."
+    )
+    otel: str | None = Field(
+        default=None, pattern=r"^https?://[^\s/]+", description="An OpenTelemetry collector, as in http://host:4318."
+    )
 
     @classmethod
     def load(cls) -> Self:
@@ -102,6 +117,11 @@ class Settings(BaseSettings):
     def _belong_together(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("HEADGATE_TLS_CERTIFICATE and HEADGATE_TLS_KEY belong together: set both or neither")
+        if self.lease_ms < LEASE_CYCLES_MIN * self.cycle_ms:
+            raise ValueError(
+                f"HEADGATE_LEASE_MS is {self.lease_ms}: it must last at least {LEASE_CYCLES_MIN} cycles of "
+                f"HEADGATE_CYCLE_MS, {LEASE_CYCLES_MIN * self.cycle_ms}"
+            )
         return self
 
     def check_exposure(self) -> None:

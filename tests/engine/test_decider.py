@@ -1,12 +1,21 @@
 """Acquire and settle by policies, on a real store."""
 
+import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from limiter.decider import Decider
-from limiter.errors import IdempotencyConflict, NotDecided, SettledOtherwise, UnknownReservation
+from limiter.errors import (
+    IdempotencyConflict,
+    NotDecided,
+    SettledOtherwise,
+    TooManyLimits,
+    Uncovered,
+    UnknownReservation,
+)
 from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.policy import Criticality, read_policy_set
 from limiter.model.reservation import Signer
@@ -152,15 +161,15 @@ async def test_p2_in_a_group_an_override_beats_the_default(decider: Decider) -> 
 
 async def test_p7_what_no_policy_covers_is_approved_and_counted(decider: Decider) -> None:
     grant = granted(await decider.acquire(ask()))
-    assert (grant.limits, grant.charged, decider.uncovered) == ((), 0.0, 1)
+    assert (grant.limits, grant.charged, decider.decisions.uncovered) == ((), 0.0, 1)
     assert (await decider.settle(SettleRequest(grant.reservation, 5))).adjusted == 0
 
 
 async def test_p7_or_refused_where_that_is_set(valkey: Server) -> None:
     link = await open_link(valkey.url)
     strict = Decider(Buckets(link), Signer(b"s"), deadline_s=5, refuse_uncovered=True)
-    refusal = refused(await strict.acquire(ask()))
-    assert (refusal.reason, refusal.retry) == ("uncovered", "never")
+    with pytest.raises(Uncovered, match="no policy covers"):
+        await strict.acquire(ask())
     await link.aclose()
 
 
@@ -187,6 +196,13 @@ async def test_r6_a_reservation_of_another_namespace_is_unknown_to_who_may_not_s
     with pytest.raises(UnknownReservation):
         await decider.settle(SettleRequest(grant.reservation, 1), namespace="another")
     await decider.settle(SettleRequest(grant.reservation, 1), namespace="default")
+
+
+@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin", "Pacific/Kiritimati", "America/New_York"])
+async def test_p4_the_first_acquire_of_a_node_may_be_of_a_quota_anywhere(decider: Decider, timezone: str) -> None:
+    """Before the store has told its time there is none: at zero, east of Greenwich, a day began before all time."""
+    enforce(decider, {"name": "daily", "quota": {"work": 10, "period": "day", "timezone": timezone}})
+    assert granted(await decider.acquire(ask(work=3))).limits[0].balance == 7
 
 
 async def test_r7_r8_an_acquire_under_its_key_is_one_acquire(decider: Decider) -> None:
@@ -239,6 +255,35 @@ async def test_g6_when_many_retry_already_they_are_told_not_to(decider: Decider)
         refused(await decider.acquire(ask(attempt=2)))
     refusal = refused(await decider.acquire(ask(attempt=3)))
     assert (refusal.retry, refusal.retry_after_ms) == ("never", 0)
+
+
+async def test_g6_the_retries_of_one_policy_s_callers_are_not_held_against_another_s(decider: Decider) -> None:
+    """G2: a tenant that retries without end takes no hope from others."""
+    noisy = {"name": "noisy", "namespace": "noisy", "rate": 1000, "capacity": 1000}
+    enforce(decider, reads(rate=10, capacity=1, charge=1), noisy)
+    for _ in range(60):
+        granted(await decider.acquire(AcquireRequest({"customer": "x"}, namespace="noisy", attempt=2)))
+    granted(await decider.acquire(ask()))
+    assert refused(await decider.acquire(ask())).retry == "after"
+
+
+async def test_v3_work_that_weights_carry_beyond_all_bounds_is_decided_all_the_same(decider: Decider) -> None:
+    enforce(decider, reads(weights={"operation": {"read": 3}}))
+    decision = await decider.acquire(ask(work=2.0**53))
+    assert math.isfinite(decision.limits[0].balance)
+
+
+async def test_a_settle_of_weights_beyond_all_bounds_is_answered(decider: Decider) -> None:
+    enforce(decider, reads(weights={"customer": {"c1": 1e15}, "operation": {"read": 1e15}}))
+    grant = granted(await decider.acquire(ask(work=0)))
+    settled = await asyncio.wait_for(decider.settle(SettleRequest(grant.reservation, 1.0)), timeout=5)
+    assert settled.work == 1.0
+
+
+async def test_more_policies_than_one_decision_holds_are_named(decider: Decider) -> None:
+    enforce(decider, *({"name": f"p{number}", "rate": 1000} for number in range(256)))
+    with pytest.raises(TooManyLimits, match="256 policies cover this descriptor; at most 255"):
+        await decider.acquire(ask())
 
 
 async def test_p11_a_shadow_s_damaged_record_refuses_nothing(decider: Decider, valkey: Server) -> None:

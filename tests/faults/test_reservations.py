@@ -59,7 +59,7 @@ def store(server: Server) -> ScriptStore:
 
 
 def keyed(operation: Acquire, *, key: str = "order-17", fingerprint: bytes = b"f" * 16, memo: bytes = b"") -> Acquire:
-    return operation._replace(idempotency=Idempotency(key, fingerprint, memo))
+    return operation.but(idempotency=Idempotency(key, fingerprint, memo))
 
 
 def test_r1_a_client_that_dies_stays_charged_at_its_estimate(store: ScriptStore) -> None:
@@ -77,7 +77,7 @@ def test_r2_the_same_settle_twice_moves_nothing(store: ScriptStore) -> None:
     before = store.record(BUCKET), store.tombstone("r1")
     again = settle(store, done(reservation, 9))
     assert (first.status, again.status) == (SettleStatus.SETTLED, SettleStatus.DUPLICATE)
-    assert again._replace(status=first.status) == first, "the same numbers"
+    assert again.but(status=first.status) == first, "the same numbers"
     assert (store.record(BUCKET), store.tombstone("r1")) == before
 
 
@@ -95,7 +95,7 @@ def test_r3_a_second_settle_with_another_amount_is_a_conflict_and_moves_nothing(
     for other in (0, 8, 10, 1e9):
         answer = settle(store, done(reservation, other))
         assert answer.status is SettleStatus.CONFLICT
-        assert answer._replace(status=first.status) == first, "the first result is shown"
+        assert answer.but(status=first.status) == first, "the first result is shown"
     assert (store.record(BUCKET), store.tombstone("r1")) == before
 
 
@@ -152,14 +152,14 @@ def test_r7_an_acquire_repeated_with_its_key_is_decided_once(store: ScriptStore,
     assert first.granted == (charge == 2)
     before = store.record(BUCKET)
     again = acquire(store, keyed(request, memo=b"second"), START_US + S_US)
-    assert again == first._replace(memo=b"first")
+    assert again == first.but(memo=b"first")
     assert store.record(BUCKET) == before
 
 
 def test_r7_a_key_repeated_in_one_batch_is_decided_once(store: ScriptStore) -> None:
     requests = [keyed(ask(TERMS), memo=memo) for memo in (b"first", b"second", b"third")]
     first, *others = store.acquire(requests, START_US)
-    assert others == [first._replace(memo=b"first")] * 2
+    assert others == [first.but(memo=b"first")] * 2
     assert look(store, TERMS) == 1022
 
 
@@ -385,11 +385,11 @@ async def test_one_caller_s_bad_value_never_spoils_the_batch_for_others(valkey: 
         answer = await buckets.acquire(SLOT, caller(0), timeout_s=PATIENT_S)
         good = reserved(caller(0), answer)
         bad = [
-            replace(good, reservation="bad", deadline_us=10**22),
-            replace(good, reservation="bad", deadline_us=-1),
-            replace(good, reservation="\udc80"),
-            replace(good, reservation="bad", charges=(good.charges[0]._replace(weight=-1.0),)),
-            replace(good, reservation="bad", charges=(good.charges[0]._replace(bucket="\udc80"),)),
+            good.but(reservation="bad", deadline_us=10**22),
+            good.but(reservation="bad", deadline_us=-1),
+            good.but(reservation="\udc80"),
+            good.but(reservation="bad", charges=(good.charges[0].but(weight=-1.0),)),
+            good.but(reservation="bad", charges=(good.charges[0].but(bucket="\udc80"),)),
         ]
         tasks = [buckets.settle(SLOT, operation, timeout_s=PATIENT_S) for operation in (good, *bad)]
         first, *others = await asyncio.gather(*tasks, return_exceptions=True)

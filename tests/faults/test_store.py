@@ -14,6 +14,7 @@ from redis.crc import key_slot
 
 from limiter.model.bucket import Flags, Params, fresh
 from limiter.model.operations import Acquire, AcquireStatus, Charge, Idempotency, Settle, SettleStatus
+from limiter.model.shedding import Shedding
 from limiter.store import keys, layout
 from limiter.store.batcher import CALL_LIFETIME_US
 from limiter.store.buckets import Buckets
@@ -338,7 +339,7 @@ def tried_again(server: Server) -> int:
 # S11: what is not ours
 
 
-def altered(terms: Params, **fields: float) -> bytes:
+def altered(terms: Params, **fields: float | Shedding) -> bytes:
     """A sound record but for some fields."""
     record = fresh(terms, START_US)
     for name, value in fields.items():
@@ -347,6 +348,7 @@ def altered(terms: Params, **fields: float) -> bytes:
 
 
 SOUND = altered(TERMS)
+SHEDS = replace(TERMS, flags=Flags.OVERLOAD)
 WITH_HISTOGRAM = altered(replace(TERMS, flags=Flags.HISTOGRAM))
 CORRUPT: dict[str, bytes] = {
     "empty": b"",
@@ -366,6 +368,11 @@ CORRUPT: dict[str, bytes] = {
     "no time": altered(TERMS, updated_us=math.nan),
     "a histogram that its flags deny": bytes([SOUND[0], 0]) + WITH_HISTOGRAM[2:],
     "flags that promise a histogram": bytes([SOUND[0], Flags.HISTOGRAM]) + SOUND[2:],
+    "a class refused more than wholly": altered(SHEDS, shedding=Shedding(refused_shares=[0, 0, 0, 1.5])),
+    "a class limited to no number": altered(SHEDS, shedding=Shedding(rates=[0, math.nan, 0, 0])),
+    "more than the best quality": altered(SHEDS, shedding=Shedding(quality=2.0)),
+    "half an overload": altered(SHEDS, shedding=Shedding(overloaded=0.5)),
+    "flags that promise overload control": bytes([SOUND[0], Flags.OVERLOAD]) + SOUND[2:],
     "noise": bytes(range(256))[: len(SOUND)],
 }
 OTHER = "other:b"
@@ -448,7 +455,7 @@ def test_s11_a_foreign_decision_at_an_idempotency_key_is_left_alone(server: Serv
     else:
         put_foreign(server, key, kind)
     before = store.client.dump(key)
-    broken = ask(TERMS)._replace(idempotency=Idempotency("order-17", fingerprint, b"memo"))
+    broken = ask(TERMS).but(idempotency=Idempotency("order-17", fingerprint, b"memo"))
     answers = store.acquire([broken, ask(TERMS, bucket=OTHER)], START_US)
     assert [answer.status for answer in answers] == [AcquireStatus.CORRUPT, AcquireStatus.GRANTED]
     assert (store.client.dump(key), store.record(BUCKET)) == (before, None)

@@ -1,7 +1,6 @@
 """Short spellings of what tests ask of buckets most: terms, acquires, settles, one at a time."""
 
 import math
-from dataclasses import replace
 
 from limiter.model.bucket import Flags, Params, Record
 from limiter.model.ledger import Ledger
@@ -37,7 +36,6 @@ def work_terms(
     return Params(
         flags=flags,
         committed=rate,
-        rate=rate,
         capacity=capacity,
         debt_max=debt_max,
         settle_threshold=settle_threshold,
@@ -47,7 +45,7 @@ def work_terms(
 
 def request_terms(*, cap: float, burst: float) -> Params:
     """A bucket of request tokens."""
-    return Params(flags=Flags.COUNTS_REQUESTS, committed=cap, rate=cap, capacity=burst, debt_max=0.0)
+    return Params(flags=Flags.COUNTS_REQUESTS, committed=cap, cap=cap, capacity=cap, burst=burst, debt_max=0.0)
 
 
 def quota_terms(limit: float, window_us: tuple[int, int], *, debt_max: float = 0.0) -> Params:
@@ -81,7 +79,7 @@ def reserved(operation: Acquire, answer: AcquireAnswer, *, name: str = "r1", ttl
     return Settle(
         reservation=name,
         charges=tuple(
-            Charge(want.bucket, found.charge, 1.0, want.params, want.params.counts_requests)
+            Charge(want.bucket, found.charge, 1.0, want.params, found.in_requests)
             for want, found in zip(operation.wants, answer.buckets, strict=True)
             if found.verdict is Verdict.DEBITED
         ),
@@ -99,17 +97,17 @@ def reserve(ledger: Decides, operation: Acquire, now_us: int = START_US, *, name
 
 def done(reservation: Settle, work: float) -> Settle:
     """The reservation's final word."""
-    return replace(reservation, work=work)
+    return reservation.but(work=work)
 
 
 def progress(reservation: Settle, work: float) -> Settle:
     """What the reservation has done so far."""
-    return replace(reservation, work=work, final=False)
+    return reservation.but(work=work, final=False)
 
 
 def look(ledger: Decides, terms: Params, now_us: int = START_US, *, bucket: str = BUCKET) -> float:
     """The balance that a request would find; changes nothing."""
-    watching = ask(terms, bucket=bucket, minimum=-math.inf, charge=0.0)._replace(dry_run=True)
+    watching = ask(terms, bucket=bucket, minimum=-math.inf, charge=0.0).but(dry_run=True)
     return acquire(ledger, watching, now_us).buckets[0].balance
 
 

@@ -1,17 +1,26 @@
 """Scripts on a real server, with the face of the model: what one does, the other must do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from limiter.model.ledger import Ledger
 from limiter.model.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
+from limiter.model.stewardship import Lease, Steer, SteerStatus
 from limiter.store import keys
 from limiter.store.keys import Slot
-from limiter.store.scripts import AcquireScript, SettleScript
+from limiter.store.layout import LeaseLost
+from limiter.store.scripts import AcquireScript, LeaseScript, SampleScript, SettleScript, SignalScript, SteerScript
 from tests.support.servers import Cluster, Server
 
 ACQUIRE = AcquireScript()
 SETTLE = SettleScript()
+LEASE = LeaseScript()
+SAMPLE = SampleScript()
+STEER = SteerScript()
+SIGNAL = SignalScript()
+
+LEASE_MS = 600_000
+"""Longer than any test: who wants a lease to end says so."""
 
 
 class Decides(Protocol):
@@ -20,6 +29,14 @@ class Decides(Protocol):
     def acquire(self, operations: Sequence[Acquire], now_us: int) -> list[AcquireAnswer]: ...
 
     def settle(self, operations: Sequence[Settle], now_us: int) -> list[SettleAnswer]: ...
+
+    def take(self, owner: bytes, ttl_ms: int) -> Lease | None: ...
+
+    def release(self, owner: bytes) -> None: ...
+
+    def sample(self, lease: Lease, count: int) -> list[str] | None: ...
+
+    def steer(self, lease: Lease, rows: Sequence[Steer], now_us: int) -> list[SteerStatus] | None: ...
 
 
 class ScriptStore:
@@ -45,19 +62,56 @@ class ScriptStore:
         call = SETTLE.call(self.prefix, flush_id or self._next_id(), operations, now_us=now_us)
         return SETTLE.answers(self._eval(SETTLE.sha, SETTLE.source, call), operations)
 
-    def _eval(self, sha: bytes, source: bytes, call: list[bytes | int]) -> bytes:
+    def take(self, owner: bytes, ttl_ms: int) -> Lease | None:
+        return LEASE.answer(self._eval(LEASE.sha, LEASE.source, LEASE.call(self.prefix, owner, ttl_ms=ttl_ms)), owner)
+
+    def release(self, owner: bytes) -> None:
+        self._eval(LEASE.sha, LEASE.source, LEASE.call(self.prefix, owner, ttl_ms=0))
+
+    def sample(self, lease: Lease, count: int) -> list[str] | None:
+        call = SAMPLE.call(self.prefix, lease, ttl_ms=LEASE_MS, count=count)
+        try:
+            return SAMPLE.answer(self._eval(SAMPLE.sha, SAMPLE.source, call), self.prefix).names
+        except LeaseLost:
+            return None
+
+    def steer(self, lease: Lease, rows: Sequence[Steer], now_us: int) -> list[SteerStatus] | None:
+        call = STEER.call(self.prefix, lease, rows, now_us=now_us)
+        try:
+            return STEER.answers(self._eval(STEER.sha, STEER.source, call), rows)
+        except LeaseLost:
+            return None
+
+    def report(self, bucket: str, source: str, loads: Mapping[str, float], now_us: int) -> int:
+        """A source says how busy it is; how many sources are known then."""
+        call = SIGNAL.call(self.prefix, bucket, source, loads, now_us=now_us)
+        return int(self._eval(SIGNAL.sha, SIGNAL.source, call))
+
+    def signals(self, bucket: str) -> bytes | None:
+        """The bytes of what was reported to a bucket."""
+        found: bytes | None = self.client.get(keys.signals(self.prefix, bucket))
+        return found
+
+    def end_lease(self) -> None:
+        """What the lease's time would do."""
+        self.client.delete(keys.lease(self.prefix))
+
+    def _eval(self, sha: bytes, source: bytes, call: list[bytes | int]) -> Any:
         from redis.exceptions import NoScriptError
 
         try:
-            reply = self.client.execute_command("EVALSHA", sha, *call)
+            return self.client.execute_command("EVALSHA", sha, *call)
         except NoScriptError:
-            reply = self.client.execute_command("EVAL", source, *call)
-        assert isinstance(reply, bytes)
-        return reply
+            return self.client.execute_command("EVAL", source, *call)
 
     def record(self, bucket: str) -> bytes | None:
         """The bytes of a bucket's record."""
         found: bytes | None = self.client.get(keys.bucket(self.prefix, bucket))
+        return found
+
+    def state(self, bucket: str) -> bytes | None:
+        """What the controller keeps of a bucket."""
+        found: bytes | None = self.client.get(keys.state(self.prefix, bucket))
         return found
 
     def tombstone(self, reservation: str) -> bytes | None:

@@ -1,0 +1,81 @@
+"""What there is to steer: the policies of each namespace with a cap, a charge, a mechanism or shares to move, or with
+overload control."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from limiter.model.cycle import ControlParams, control_params
+from limiter.model.limit import Limit
+from limiter.model.overload_control import OverloadParams, overload_params
+from limiter.model.policy import PolicySet
+from limiter.store.keys import Slot
+
+
+class Terms(NamedTuple):
+    """One policy, as the controller sees it."""
+
+    limit: Limit
+    control: ControlParams
+    overload: OverloadParams | None
+    partitions: int
+    """Over how many partitions its limit is divided by shares; 1 = there is nothing to move."""
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether anything of it moves."""
+        control = self.control
+        return control.cap is not None or control.learning is not None or self.partitions > 1 or self.sheds
+
+    @property
+    def sheds(self) -> bool:
+        """Whether it has overload control."""
+        return self.overload is not None
+
+
+class Plan:
+    """One namespace: its slots, and the policies to steer in them."""
+
+    __slots__ = ("namespace", "slots", "terms")
+
+    def __init__(self, namespace: str, partitions: int, terms: dict[str, Terms]) -> None:
+        self.namespace = namespace
+        self.slots = [Slot(namespace, partition) for partition in range(partitions)]
+        self.terms = terms
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether any limit is divided by shares that follow demand (B5)."""
+        return any(terms.partitions > 1 for terms in self.terms.values())
+
+    def find(self, bucket: str) -> Terms | None:
+        """The terms of a bucket; None if there is nothing to steer in it."""
+        return self.terms.get(bucket.partition(":")[0])
+
+
+def make_plans(policies: PolicySet) -> dict[str, Plan]:
+    """The namespaces with anything to steer."""
+    found: dict[str, dict[str, Terms]] = {}
+    for policy in policies.policies:
+        partitions = policies.partitions_of(policy)
+        # A quota's division stays: what one part has used cannot be taken back.
+        shared = 1 if policy.quota is not None else partitions
+        overload = overload_params(policy.overload) if policy.overload else None
+        terms = Terms(Limit(policy, partitions=partitions), control_params(policy), overload, shared)
+        if terms.is_steered:
+            found.setdefault(policy.namespace, {})[policy.name] = terms
+    return {name: Plan(name, policies.namespace(name).partitions, terms) for name, terms in found.items()}
+
+
+def describe(plans: dict[str, Plan]) -> str:
+    """What is steered, in a line: `3 policies in 2 namespaces (11 partitions)`."""
+    policies = sum(len(plan.terms) for plan in plans.values())
+    slots = sum(len(plan.slots) for plan in plans.values())
+    if not policies:
+        return "nothing yet: no policy counts requests, learns its charge, is divided or has overload control"
+    spread = f"{_count(len(plans), 'namespace')} ({_count(slots, 'partition')})"
+    return f"{_count(policies, 'policy', 'policies')} in {spread}"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,152 @@
+"""Buckets of policies without `per`, as they stand in the store: one each, or one in every partition.
+
+What has a bucket for each customer is not shown here: as many series as customers would be no metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from redis.exceptions import ResponseError
+
+from limiter.controller.plan import make_plans
+from limiter.engine import Engine
+from limiter.metrics import catalogue
+from limiter.metrics.readings import Labels, Reading, plain
+from limiter.model.bucket import Record, advance, fresh
+from limiter.model.limit import Limit
+from limiter.model.memory import Memory
+from limiter.model.policy import PolicySet
+from limiter.model.shedding import CLASSES
+from limiter.store.errors import StoreError
+from limiter.store.inspect import SlotLook, look_at_slot
+from limiter.store.keys import Slot
+
+POLICIES_MAX = 200
+SLOTS_MAX = 64
+"""Partitions that one scrape asks: a namespace of more is left out."""
+
+TIMEOUT_S = 0.5
+
+
+class Named(NamedTuple):
+    """One policy's bucket: in one slot, or a part of it in each."""
+
+    namespace: str
+    limit: Limit
+    bucket: str
+    slots: Sequence[Slot]
+
+
+class NamedPolicies:
+    """Looks at the named buckets of a node's policies, and at who steers their partitions."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._policies: PolicySet | None = None
+        self._named: list[Named] = []
+        self._steered: set[Slot] = set()
+        self._not_shown = 0
+
+    async def read(self) -> list[Reading]:
+        """What the store says of them; nothing if it does not answer in time."""
+        if self._policies is not self._engine.policies:
+            self._plan(self._engine.policies)
+        names: dict[Slot, list[str]] = {slot: [] for slot in self._steered}
+        for named in self._named:
+            for slot in named.slots:
+                names.setdefault(slot, []).append(named.bucket)
+        try:
+            looks = await asyncio.gather(
+                *(look_at_slot(self._engine.link, slot, wanted, timeout_s=TIMEOUT_S) for slot, wanted in names.items())
+            )
+        except (StoreError, ResponseError):
+            return []
+        found = dict(zip(names, looks, strict=True))
+        unsteered = sum(not found[slot].is_owned for slot in self._steered)
+        return [
+            plain(catalogue.UNSTEERED, unsteered),
+            plain(catalogue.POLICIES_NOT_SHOWN, self._not_shown),
+            *_readings(self._states(found)),
+        ]
+
+    def _plan(self, policies: PolicySet) -> None:
+        """Which buckets there are; done anew when the policies have changed."""
+        planner = self._engine.decider.planner
+        every = [
+            Named(namespace, limit, bucket, slots)
+            for namespace, limit in planner.limits()
+            if not limit.per
+            for slots, bucket in [planner.places(namespace, limit, {})]
+        ]
+        fitting = [named for named in every if len(named.slots) <= SLOTS_MAX][:POLICIES_MAX]
+        slots = [slot for plan in make_plans(policies).values() for slot in plan.slots]
+        self._named, self._not_shown = fitting, len(every) - len(fitting)
+        self._steered, self._policies = set(slots[:SLOTS_MAX]), policies
+
+    def _states(self, looks: Mapping[Slot, SlotLook]) -> Iterator[tuple[Labels, Limit, Record, Memory | None]]:
+        """Every bucket as it would be at the next request."""
+        now_us = self._engine.now_us()
+        for named in self._named:
+            params = named.limit.params(now_us)
+            for slot in named.slots:
+                record = looks[slot].records.get(named.bucket)
+                if record is None:
+                    record = fresh(params, now_us)
+                else:
+                    advance(record, params, now_us)
+                labels = (named.namespace, named.limit.name)
+                yield labels, named.limit, record, looks[slot].memories.get(named.bucket)
+
+
+def _readings(states: Iterable[tuple[Labels, Limit, Record, Memory | None]]) -> list[Reading]:
+    """Parts add up; of what does not add up, the largest is shown."""
+    found: dict[catalogue.Definition, dict[Labels, float]] = {definition: {} for definition in (*_ADDED, *_LARGEST)}
+    for labels, limit, record, memory in states:
+        for definition, value in _added(limit, record):
+            values = found[definition]
+            values[labels] = values.get(labels, 0.0) + value
+        for definition, more, value in _largest(record, memory):
+            values = found[definition]
+            values[*labels, *more] = max(values.get((*labels, *more), value), value, key=abs)
+    return [Reading(definition, values) for definition, values in found.items()]
+
+
+_ADDED = (
+    catalogue.POLICY_BALANCE,
+    catalogue.POLICY_CAPACITY,
+    catalogue.POLICY_COMMITTED,
+    catalogue.POLICY_CAP,
+    catalogue.POLICY_UNCOLLECTED,
+)
+_LARGEST = (
+    catalogue.POLICY_CHARGE,
+    catalogue.POLICY_CHARGE_ERROR,
+    catalogue.POLICY_REFUSED_SHARE,
+    catalogue.POLICY_QUALITY,
+    catalogue.POLICY_OVERLOADED,
+)
+
+
+def _added(limit: Limit, record: Record) -> Iterator[tuple[catalogue.Definition, float]]:
+    yield catalogue.POLICY_BALANCE, record.balance
+    yield catalogue.POLICY_CAPACITY, record.capacity
+    yield catalogue.POLICY_UNCOLLECTED, record.uncollected
+    if not record.is_quota:
+        yield catalogue.POLICY_COMMITTED, record.committed
+        if record.counts_requests:
+            yield catalogue.POLICY_CAP, record.rate
+
+
+def _largest(record: Record, memory: Memory | None) -> Iterator[tuple[catalogue.Definition, Labels, float]]:
+    if record.charge:
+        yield catalogue.POLICY_CHARGE, (), record.charge
+        if memory is not None:
+            yield catalogue.POLICY_CHARGE_ERROR, (), memory.state.learning.error
+    if record.shedding is not None:
+        for criticality, share in zip(CLASSES, record.shedding.refused_shares, strict=True):
+            yield catalogue.POLICY_REFUSED_SHARE, (criticality.value,), share
+        yield catalogue.POLICY_QUALITY, (), record.shedding.quality
+        yield catalogue.POLICY_OVERLOADED, (), record.shedding.overloaded

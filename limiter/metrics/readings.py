@@ -1,0 +1,119 @@
+"""Plain numbers with their names and labels, at the moment of a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from limiter.controller.worker import Controller
+from limiter.engine import Engine
+from limiter.metrics import catalogue
+from limiter.metrics.catalogue import Definition
+from limiter.model.tally import CallTally, DecisionTally, Histogram, SettleTally, Unanswered
+
+Labels = tuple[str, ...]
+
+
+class Reading(NamedTuple):
+    """One metric: a value, or a histogram, for each combination of label values."""
+
+    definition: Definition
+    values: Mapping[Labels, float | Histogram]
+
+
+def plain(definition: Definition, value: float) -> Reading:
+    """A metric without labels."""
+    return Reading(definition, {(): value})
+
+
+def labelled(definition: Definition, values: Mapping[str, float]) -> Reading:
+    """A metric with one label."""
+    return Reading(definition, {(label,): value for label, value in values.items()})
+
+
+def node(engine: Engine) -> Iterator[Reading]:
+    """What one API process knows of itself."""
+    decider = engine.decider
+    yield from decisions(decider.decisions)
+    yield from settles(decider.settles)
+    yield from store_calls(engine.call_tallies)
+    yield unanswered({"acquire": decider.decisions.unanswered, "settle": decider.settles.unanswered})
+    yield plain(catalogue.STORE_UP, engine.store_is_up)
+    yield plain(catalogue.BREAKER_OPEN, decider.store_is_shunned)
+    yield plain(catalogue.READY, not engine.troubles())
+    yield plain(catalogue.NODES, engine.nodes)
+    yield plain(catalogue.POLICIES, len(engine.policies.policies))
+    yield plain(catalogue.POLICIES_REVISION, engine.revision)
+
+
+def decisions(tally: DecisionTally) -> Iterator[Reading]:
+    """Acquires."""
+    yield Reading(
+        catalogue.DECISIONS,
+        {
+            ("granted", "none"): tally.granted,
+            **{("refused", reason): count for reason, count in tally.refused.items()},
+            **{("undecided", reason): count for reason, count in tally.undecided.items()},
+        },
+    )
+    yield labelled(catalogue.DEGRADED, {"granted": tally.degraded_granted, "refused": tally.degraded_refused})
+    yield plain(catalogue.UNCOVERED, tally.uncovered)
+    yield plain(catalogue.DRY_RUNS, tally.dry_runs)
+    yield plain(catalogue.REPLAYED, tally.replayed)
+    yield plain(catalogue.WORK_ADMITTED, tally.work_admitted)
+
+
+def settles(tally: SettleTally) -> Iterator[Reading]:
+    """Settles."""
+    outcomes = {
+        "settled": tally.settled,
+        "late": tally.late,
+        "progress": tally.progress,
+        "duplicate": tally.duplicate,
+    }
+    yield labelled(catalogue.SETTLES, outcomes)
+    yield plain(catalogue.WORK_SETTLED, tally.work)
+    yield labelled(catalogue.WORK_CORRECTED, {"debited": tally.debited, "refunded": tally.refunded})
+    yield plain(catalogue.WORK_UNCOLLECTED, tally.uncollected)
+
+
+def store_calls(tallies: Mapping[str, CallTally]) -> Iterator[Reading]:
+    """Calls to the store, by operation."""
+    yield Reading(catalogue.CALL_OPERATIONS, {(name,): tally.operations for name, tally in tallies.items()})
+    yield Reading(catalogue.CALL_SECONDS, {(name,): tally.seconds for name, tally in tallies.items()})
+
+
+def unanswered(counts: Mapping[str, Mapping[Unanswered, int]]) -> Reading:
+    """What the store did not answer, by operation."""
+    values: dict[Labels, float] = {}
+    for name, reasons in counts.items():
+        values |= {(name, reason): count for reason, count in reasons.items()}
+    return Reading(catalogue.UNANSWERED, values)
+
+
+def http(requests: Mapping[tuple[bytes, int], int], *, busy_batches: int) -> Iterator[Reading]:
+    """HTTP answers, by route and status."""
+    counted: dict[Labels, float] = {}
+    for (route, status), count in list(requests.items()):
+        counted[route.decode("ascii"), str(status)] = count
+    yield Reading(catalogue.HTTP_REQUESTS, counted)
+    yield plain(catalogue.BUSY_BATCHES, busy_batches)
+
+
+def controller(steers: Controller) -> Iterable[Reading]:
+    """What one controller knows of itself."""
+    stats = steers.stats
+    return (
+        plain_histogram(catalogue.CYCLE_SECONDS, stats.cycle_seconds),
+        plain(catalogue.CYCLE_BUCKETS, stats.buckets),
+        plain(catalogue.CYCLE_SLIPS, stats.slips),
+        plain(catalogue.CYCLE_FAILURES, stats.failures),
+        labelled(catalogue.LEASES, {"taken": stats.leases_taken, "lost": stats.leases_lost}),
+        plain(catalogue.OWNED, len(steers.owned)),
+        plain(catalogue.STEERED, sum(len(plan.slots) for plan in steers.plans.values())),
+    )
+
+
+def plain_histogram(definition: Definition, histogram: Histogram) -> Reading:
+    """A histogram without labels."""
+    return Reading(definition, {(): histogram})

@@ -1,0 +1,154 @@
+"""Settle: a reservation's token → its charges under the policies of now → buckets → what was corrected.
+
+A reservation says for itself what was charged where, so a deleted policy still honours what is out (P3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from limiter.errors import NotDecided, SettledOtherwise, UnknownReservation
+from limiter.model.contract import LimitState, Settled, SettleRequest
+from limiter.model.decision import limit_state
+from limiter.model.operations import (
+    BucketAnswer,
+    BucketSettled,
+    Charge,
+    Settle,
+    SettleAnswer,
+    SettleStatus,
+    Verdict,
+)
+from limiter.model.policy import PolicySet
+from limiter.model.reservation import Keyring, Reservation
+from limiter.model.tally import SettleTally
+from limiter.planner import Planner, with_terms
+from limiter.standing import Standing
+from limiter.store.buckets import Buckets
+from limiter.store.errors import StoreUnavailable
+from limiter.store.keys import Slot
+from limiter.store.told import Done
+
+NO_LATENCY = float("nan")
+
+
+class Settler:
+    """Settles for one node. `planner` is the one in force."""
+
+    def __init__(
+        self, buckets: Buckets, keyring: Keyring, standing: Standing, tally: SettleTally, *, deadline_s: float
+    ) -> None:
+        self.planner = Planner(PolicySet())
+        self._buckets = buckets
+        self._keyring = keyring
+        self._standing = standing
+        self._tally = tally
+        self._deadline_s = deadline_s
+
+    def start(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
+        """Correct what was charged; `done` is told what came of it, or why nothing did."""
+        reservation = self._keyring.open(request.reservation)
+        if reservation is None or namespace not in (None, reservation.namespace):
+            done(UnknownReservation("no such reservation"))
+        elif not reservation.charges:
+            done(Settled(request.work, 0.0, stop=False, duplicate=False, late=False, limits=()))
+        elif not self._standing.allows(time.monotonic()):
+            self._tally.unanswered["breaker"] += 1
+            done(NotDecided("store_unavailable", "the store cannot be asked; settle again later"))
+        else:
+            self._ask(reservation, request, done)
+
+    def _ask(self, reservation: Reservation, request: SettleRequest, done: Done[Settled]) -> None:
+        slot, operation = self._operation(reservation, request)
+
+        def answered(answer: SettleAnswer | Exception) -> None:
+            try:
+                settled = self._settled(slot, operation, answer)
+            except Exception as error:
+                done(error)
+            else:
+                done(settled)
+
+        deadline_s = asyncio.get_running_loop().time() + self._deadline_s
+        try:
+            self._buckets.start_settle(slot, operation, answered, deadline_s=deadline_s)
+        except ValueError as error:
+            done(error)
+
+    def _operation(self, reservation: Reservation, request: SettleRequest) -> tuple[Slot, Settle]:
+        now_us, planner = self._buckets.clock.guess_us(), self.planner
+        charges = [
+            with_terms(charge, planner.find(reservation.namespace, charge.bucket), now_us)
+            for charge in reservation.charges
+        ]
+        return Slot(reservation.namespace, reservation.partition), Settle(
+            reservation=reservation.name,
+            charges=tuple(charges),
+            work=request.work,
+            acquired_us=reservation.acquired_us,
+            deadline_us=reservation.deadline_us,
+            final=request.final,
+            requests=1.0 if request.requests is None else request.requests,
+            latency_ms=NO_LATENCY if request.latency_ms is None else request.latency_ms,
+            expected_ms=reservation.expected_ms,
+            class_number=reservation.class_number,
+        )
+
+    def _settled(self, slot: Slot, operation: Settle, answer: SettleAnswer | Exception) -> Settled:
+        if isinstance(answer, StoreUnavailable):
+            self._tally.unanswered[self._standing.unanswered(answer)] += 1
+            raise NotDecided("store_unavailable", "the store did not answer in time; settle again") from answer
+        if isinstance(answer, Exception):
+            raise answer
+        self._standing.answered()
+        if answer.status is SettleStatus.GONE:
+            raise UnknownReservation("no such reservation")
+        if answer.status is SettleStatus.CORRUPT:
+            raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was settled")
+        settled = Settled(
+            work=answer.work,
+            adjusted=_adjusted(operation.charges, answer.buckets),
+            stop=answer.stop,
+            duplicate=answer.status is SettleStatus.DUPLICATE,
+            late=answer.late,
+            limits=self._limits(slot, operation, answer),
+        )
+        if answer.status is SettleStatus.CONFLICT:
+            raise SettledOtherwise(settled)
+        uncollected = _uncollected(operation.charges, answer.buckets)
+        self._tally.count(settled, final=operation.final, uncollected=uncollected)
+        return settled
+
+    def _limits(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> tuple[LimitState, ...]:
+        """The states of those buckets that are still there, and whose policies are."""
+        states = []
+        for charge, bucket in zip(operation.charges, answer.buckets, strict=True):
+            limit = self.planner.find(slot.namespace, charge.bucket)
+            if limit is None or charge.params is None or not bucket.present:
+                continue
+            row = BucketAnswer(
+                Verdict.PASSED, bucket.balance, charge.charge, bucket.rate, bucket.capacity, bucket.in_requests
+            )
+            states.append(limit_state(limit, charge.params, row, answer.now_us, None))
+        return tuple(states)
+
+
+def _adjusted(charges: Sequence[Charge], buckets: Sequence[BucketSettled]) -> float:
+    """In the caller's units, for the limit that took most: charged + adjusted = work, unless something held it back."""
+    counting_work = [
+        (charge.charge / charge.weight, bucket.adjusted / charge.weight)
+        for charge, bucket in zip(charges, buckets, strict=True)
+        if charge.weight and not charge.in_requests
+    ]
+    return max(counting_work, default=(0.0, 0.0))[1]
+
+
+def _uncollected(charges: Sequence[Charge], buckets: Sequence[BucketSettled]) -> float:
+    """In the caller's units: what the limit that lost most of it could not debit (W5)."""
+    lost = 0.0
+    for charge, bucket in zip(charges, buckets, strict=True):
+        if bucket.uncollected > 0 and charge.weight and not charge.in_requests:
+            lost = max(lost, bucket.uncollected / charge.weight)
+    return lost

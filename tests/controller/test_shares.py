@@ -1,0 +1,120 @@
+"""Limits divided over partitions: shares follow demand, and never sum to more than the limit (B5, R9)."""
+
+from typing import Any
+
+import pytest
+
+from limiter.model.bucket import share_of
+from limiter.model.policy import PolicySet
+from limiter.planner import Planner
+from limiter.store.connect import open_link
+from limiter.store.keys import Slot
+from limiter.store.policies import PolicyStore
+from tests.controller.conftest import Look, policies
+from tests.support.nodes import until
+from tests.support.servers import Cluster, Server
+from tests.support.traffic import Traffic, steering, traffic
+
+TEN = {"partitions": 10, "partition_by": ["customer"]}
+
+
+def divided(**more: Any) -> dict[str, Any]:
+    return {"name": "all", "match": {}, "rate": 200, "capacity": "500ms", **more}
+
+
+def limits_of(**more: Any) -> PolicySet:
+    return policies(divided(**more), default=TEN)
+
+
+def customer_in(limits: PolicySet, partition: int) -> dict[str, str]:
+    """A customer whose requests go to a partition."""
+    planner = Planner(limits)
+    asking = ({"customer": f"c{number}"} for number in range(10_000))
+    return next(one for one in asking if planner.cover("default", one)[0].partition == partition)
+
+
+def shares(server: Server | Cluster, limits: PolicySet) -> list[float]:
+    """What each partition holds now."""
+    params = Planner(limits).cover("default", {"customer": "c1"})[1][0].terms
+    client = server.nodes[0] if isinstance(server, Cluster) else server
+    seconds, microseconds = client.command("TIME")
+    now_us = int(seconds) * 1_000_000 + int(microseconds)
+    records = [Look(server, Slot("default", partition)).record("all") for partition in range(10)]
+    return [0.1 if record is None else share_of(record, params, now_us) for record in records]
+
+
+async def follow(where: Server | Cluster, limits: PolicySet, callers: Traffic) -> None:
+    """Nine tenths of the demand in one partition: its share follows, and the sum stays."""
+    most, least = customer_in(limits, 3), customer_in(limits, 7)
+    sums: list[float] = []
+
+    def has_followed() -> bool:
+        held = shares(where, limits)
+        sums.append(sum(held))
+        return held[3] > 0.7 and 0.01 < held[7] < 0.2
+
+    async with (
+        steering(where.url, limits),
+        callers.flowing(most, rate=180, work=lambda: 1.0),
+        callers.flowing(least, rate=20, work=lambda: 1.0),
+    ):
+        await until(has_followed, within_s=30)
+    assert max(sums) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("mechanism", ["work", "requests"])
+async def test_b5_shares_follow_demand(valkey: Server, mechanism: str) -> None:
+    limits = limits_of(mechanism=mechanism, **({"steering": {"initial": "C"}} if mechanism == "requests" else {}))
+    async with traffic(valkey.url, limits) as callers:
+        await follow(valkey, limits, callers)
+
+
+async def test_b5_shares_follow_demand_on_a_cluster(cluster: Cluster) -> None:
+    limits = limits_of()
+    async with traffic(cluster.url, limits) as callers:
+        await follow(cluster, limits, callers)
+
+
+async def test_b5_a_new_owner_goes_on_from_what_is_held(valkey: Server) -> None:
+    limits = limits_of()
+    most = customer_in(limits, 3)
+    sums: list[float] = []
+
+    def goes_beyond(share: float) -> bool:
+        held = shares(valkey, limits)
+        sums.append(sum(held))
+        return held[3] > share
+
+    async with traffic(valkey.url, limits) as callers, callers.flowing(most, rate=180, work=lambda: 1.0):
+        for share in (0.7, 0.8):
+            async with steering(valkey.url, limits):
+                await until(lambda share=share: goes_beyond(share), within_s=30)  # type: ignore[misc]
+            assert goes_beyond(0.7), "what was lent stays lent while nobody owns the partitions"
+    assert max(sums) <= 1 + 1e-9
+
+
+async def test_little_demand_lends_nothing(valkey: Server) -> None:
+    """A bucket is made in a partition only to hold a share, and nobody needs one here."""
+    limits = limits_of()
+    async with steering(valkey.url, limits) as controller, traffic(valkey.url, limits) as callers:
+        async with callers.flowing(customer_in(limits, 3), rate=5, work=lambda: 1.0):
+            await until(lambda: controller.stats.buckets > 20, within_s=30)
+        assert [Look(valkey, Slot("default", partition)).record("all") is not None for partition in range(10)] == [
+            partition == 3 for partition in range(10)
+        ]
+
+
+async def test_r9_another_number_of_partitions_begins_with_equal_shares(valkey: Server) -> None:
+    limits = limits_of()
+    four = policies(divided(), default={**TEN, "partitions": 4})
+    link = await open_link(valkey.url)
+    async with steering(valkey.url, limits) as controller, traffic(valkey.url, limits) as callers:
+        async with callers.flowing(customer_in(limits, 3), rate=180, work=lambda: 1.0):
+            await until(lambda: shares(valkey, limits)[3] > 0.5, within_s=30)
+        callers.enforce(four)
+        await PolicyStore(link).apply(four, who="test")
+        await until(lambda: controller.owned == [Slot("default", partition) for partition in range(4)])
+        async with callers.flowing(customer_in(four, 1), rate=180, work=lambda: 1.0):
+            look = Look(valkey, Slot("default", 1))
+            await until(lambda: (found := look.record("all")) is not None and found.committed > 140, within_s=30)
+    await link.aclose()

@@ -1,0 +1,279 @@
+"""Overload control through the decider: classes, expectations, and what callers are told."""
+
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from limiter.decider import Decider
+from limiter.model.bucket import Record
+from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
+from limiter.model.policy import Criticality, read_policy_set
+from limiter.model.reservation import Signer
+from limiter.model.shedding import CLASS_NUMBERS, Shedding, ShedOrder
+from limiter.model.stewardship import Steer, SteerStatus
+from limiter.store import keys
+from limiter.store.buckets import Buckets
+from limiter.store.connect import Link, open_link
+from limiter.store.keys import Slot
+from limiter.store.steering import Steering
+from tests.support.nodes import Watched
+from tests.support.servers import Server
+
+CLASSES = list(Criticality)
+SHEDDABLE = Criticality.SHEDDABLE
+EXPECTATIONS = {
+    "expected_latency_ms": 200,
+    "expected_by": {"client": {"batch": 60_000}, "operation": {"report": 5000}, "type": {"bulk": 900}},
+}
+
+
+class Node:
+    """A node and a controller on one store."""
+
+    def __init__(self, link: Link) -> None:
+        self.decider = Decider(Buckets(link), Signer(b"a secret of the tests"), deadline_s=5)
+        self._steering = Steering(link)
+
+    def enforce(self, *policies: dict[str, Any]) -> None:
+        self.decider.enforce(read_policy_set({"policies": list(policies)}))
+
+    async def acquire(self, criticality: Criticality | None = None, *, key: str | None = None, **more: Any) -> Decision:
+        descriptor = {"service": "orders"} | more.pop("descriptor", {})
+        request = AcquireRequest(descriptor, criticality=criticality, **more)
+        return await self.decider.acquire(request, idempotency_key=key)
+
+    async def order(self, order: ShedOrder, policy: str = "orders") -> None:
+        """Set overload control of the policy's bucket, which is made by a request."""
+        await self.acquire()
+        limit = self.decider.planner.find("default", policy)
+        lease = await self._steering.take(Slot())
+        assert limit is not None
+        assert lease is not None
+        row = Steer(policy, limit.params(1_790_000_000_000_000), overload=order)
+        assert await self._steering.steer(Slot(), lease, [row]) == [SteerStatus.DONE]
+
+    async def record(self, policy: str = "orders") -> Record:
+        return (await self._steering.records(Slot(), [policy]))[policy]
+
+    async def shedding(self, policy: str = "orders") -> Shedding:
+        known = (await self.record(policy)).shedding
+        assert known is not None
+        return known
+
+    async def serve(self, latency_ms: float, **more: Any) -> None:
+        grant = granted(await self.acquire(**more))
+        await self.decider.settle(SettleRequest(grant.reservation, 1, latency_ms=latency_ms))
+
+
+@pytest.fixture
+async def node(valkey: Server) -> AsyncIterator[Node]:
+    link = await open_link(valkey.url)
+    yield Node(link)
+    await link.aclose()
+
+
+def orders(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "orders",
+        "match": {"service": "orders"},
+        "rate": 1e6,
+        "overload": {"expectations": EXPECTATIONS},
+    } | more
+
+
+def granted(decision: Decision) -> Granted:
+    assert isinstance(decision, Granted), decision
+    return decision
+
+
+def refused(decision: Decision) -> Refused:
+    assert isinstance(decision, Refused), decision
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "requested_ms", "expected_ms"),
+    [
+        ({}, None, 200),
+        ({"operation": "report"}, None, 5000),
+        ({"client": "batch", "operation": "report"}, None, 60_000),
+        ({"type": "bulk"}, None, 900),
+        ({"operation": "other"}, None, 200),
+        ({}, 50, 50),
+        ({"client": "batch"}, 50, 50),
+        ({"operation": "report"}, 0, 0),
+    ],
+)
+async def test_q1_the_request_s_expectation_wins_over_the_policy_s_default_for_client_operation_and_type(
+    node: Node, descriptor: dict[str, str], requested_ms: float | None, expected_ms: float
+) -> None:
+    node.enforce(orders())
+    await node.serve(expected_ms, descriptor=descriptor, expected_latency_ms=requested_ms)
+    assert sum((await node.shedding()).missed) == 0
+    await node.serve(math.nextafter(expected_ms, math.inf), descriptor=descriptor, expected_latency_ms=requested_ms)
+    assert sum((await node.shedding()).missed) == 1
+
+
+async def test_q1_each_policy_has_its_own_default(node: Node) -> None:
+    patient = orders(name="patient", overload={"expectations": {"expected_latency_ms": 10_000}})
+    node.enforce(orders(), patient, orders(name="plain", overload=None))
+    await node.serve(1000)
+    missed = [sum((await node.shedding(name)).missed) for name in ("orders", "patient")]
+    assert missed == [1, 0]
+    assert (await node.record("plain")).missed == 0
+
+
+async def test_q4_of_g4_s_classes_the_lower_are_refused_and_a_request_without_one_has_the_default(node: Node) -> None:
+    node.enforce(orders())
+    await node.order(ShedOrder(refused_shares=(0.0, 0.0, 1.0, 1.0)))
+    granted_to = [isinstance(await node.acquire(criticality), Granted) for criticality in CLASSES]
+    assert granted_to == [True, True, False, False]
+    granted(await node.acquire())
+    assert (await node.shedding()).refused == [0, 0, 1, 1]
+
+
+async def test_g4_one_field_meets_reserves_ranks_and_classes(node: Node) -> None:
+    """W11's reserve, Q4's rank and S3's rate, each refusing the class that the one field names."""
+    node.enforce(orders(rate=1e-6, capacity=100, reserve={"sheddable": "50%"}))
+    await node.order(ShedOrder(refused_shares=(0, 0, 1.0, 0), rates=(0, 1e-6, 0, 0)))
+    granted(await node.acquire(SHEDDABLE, work=50))
+    assert refused(await node.acquire(SHEDDABLE)).reason == "work"
+    assert refused(await node.acquire(Criticality.SHEDDABLE_PLUS)).reason == "overload"
+    granted(await node.acquire(Criticality.CRITICAL))
+    assert refused(await node.acquire(Criticality.CRITICAL)).reason == "overload"
+    granted(await node.acquire(Criticality.CRITICAL_PLUS))
+
+
+async def test_g6_where_half_of_a_class_or_more_is_refused_there_is_no_use_in_retrying(node: Node) -> None:
+    node.enforce(orders())
+    await node.order(ShedOrder(overloaded=True, refused_shares=(0, 0, 0, 1.0)))
+    answer = refused(await node.acquire(SHEDDABLE))
+    assert (answer.reason, answer.retry, answer.retry_after_ms) == ("overload", "never", 0)
+    assert answer.overloaded
+    assert answer.policy == "orders"
+    assert answer.detail == "orders: overloaded; 100 % of the requests of this class are refused"
+    assert [limit.passed for limit in answer.limits] == [False]
+
+
+async def test_g6_else_to_come_back_in_about_a_second_not_all_at_once(node: Node) -> None:
+    node.enforce(orders())
+    await node.order(ShedOrder(refused_shares=(0, 0, 0, 0.49)))
+    answers = [await node.acquire(SHEDDABLE) for _ in range(200)]
+    waits = [answer.retry_after_ms for answer in answers if isinstance(answer, Refused)]
+    assert all(isinstance(answer, Granted) or answer.retry == "after" for answer in answers)
+    assert 50 < len(waits) < 150
+    assert all(500 <= wait_ms <= 1500 for wait_ms in waits)
+    assert len(set(waits)) > len(waits) / 2
+
+
+async def test_g6_a_class_at_its_rate_is_told_when_its_next_token_comes(node: Node) -> None:
+    node.enforce(orders())
+    await node.order(ShedOrder(rates=(0, 0, 0, 0.05)))
+    granted(await node.acquire(SHEDDABLE))
+    answer = refused(await node.acquire(SHEDDABLE))
+    assert (answer.retry, 10_000 <= answer.retry_after_ms <= 30_000) == ("after", True)
+    assert "0.05 requests a second" in answer.detail
+
+
+async def test_g6_many_retries_make_it_never(node: Node) -> None:
+    node.enforce(orders())
+    await node.order(ShedOrder(rates=(0, 0, 0, 1e-3)))
+    answers = [await node.acquire(SHEDDABLE, attempt=2) for _ in range(40)]
+    assert refused(answers[-1]).retry == "never"
+
+
+async def test_s4_q6_answers_carry_the_least_quality_and_any_overload(node: Node) -> None:
+    node.enforce(orders(), orders(name="other"), orders(name="watching", shadow=True))
+    await node.order(ShedOrder(quality=0.8))
+    answer = granted(await node.acquire())
+    assert (answer.quality, answer.overloaded) == (0.8, False)
+    await node.order(ShedOrder(quality=0.3, overloaded=True), "other")
+    await node.order(ShedOrder(quality=0.1, overloaded=True), "watching")
+    answer = granted(await node.acquire())
+    assert (answer.quality, answer.overloaded) == (0.3, True)
+
+
+async def test_a_request_without_overload_control_has_full_quality(node: Node) -> None:
+    node.enforce(orders(overload=None))
+    answer = granted(await node.acquire())
+    assert (answer.quality, answer.overloaded) == (1.0, False)
+
+
+async def test_p11_a_shadow_policy_refuses_nobody(node: Node) -> None:
+    node.enforce(orders(shadow=True))
+    await node.order(ShedOrder(refused_shares=(1.0, 1.0, 1.0, 1.0)))
+    granted(await node.acquire(SHEDDABLE))
+    assert (await node.shedding()).refused[3] == 1
+
+
+async def test_q6_a_changed_block_reaches_the_live_bucket_at_the_next_request(node: Node) -> None:
+    node.enforce(orders())
+    await node.order(ShedOrder(refused_shares=(1.0, 1.0, 1.0, 1.0)))
+    refused(await node.acquire())
+    node.enforce(orders(overload={"response_time": {}}))
+    refused(await node.acquire())
+    assert len((await node.record()).histogram) == 4 * 72
+    node.enforce(orders(overload=None))
+    granted(await node.acquire())
+    assert (await node.record()).shedding is None
+
+
+async def test_s3_settles_count_under_the_class_of_their_acquire(node: Node) -> None:
+    node.enforce(orders(overload={"response_time": {}}))
+    for number, criticality in enumerate(CLASSES):
+        for _ in range(number + 1):
+            await node.serve(10, criticality=criticality)
+    assert (await node.shedding()).timed == [1, 2, 3, 4]
+
+
+async def test_r7_a_repeat_under_its_key_gets_the_same_refusal(node: Node) -> None:
+    node.enforce(orders())
+    await node.order(ShedOrder(rates=(0, 0, 0, 0.5)))
+    granted(await node.acquire(SHEDDABLE))
+    first = refused(await node.acquire(SHEDDABLE, key="once"))
+    again = refused(await node.acquire(SHEDDABLE, key="once"))
+    assert again.replayed
+    assert (again.retry_after_ms, again.reason, again.limits) == (first.retry_after_ms, "overload", first.limits)
+
+
+async def test_r7_a_repeat_whose_policies_have_changed_still_settles_by_its_class_and_expectation(node: Node) -> None:
+    node.enforce(orders())
+    granted(await node.acquire(SHEDDABLE, key="once"))
+    node.enforce(orders(), orders(name="new"))
+    again = granted(await node.acquire(SHEDDABLE, key="once"))
+    await node.decider.settle(SettleRequest(again.reservation, 1, latency_ms=201))
+    known = await node.shedding()
+    number = CLASS_NUMBERS[SHEDDABLE]
+    assert (known.timed[number], known.missed[number]) == (1, 1)
+
+
+async def test_b3_without_the_store_overload_control_does_not_apply(node: Node) -> None:
+    node.enforce(orders(on_store_failure="local"))
+    await node.order(ShedOrder(quality=0.5, overloaded=True, refused_shares=(1.0, 1.0, 1.0, 1.0)))
+    for _ in range(50):
+        node.decider._standing.breaker.fail(time.monotonic(), 0.5)
+    assert node.decider.store_is_shunned
+    answer = granted(await node.acquire(SHEDDABLE))
+    assert (answer.degraded, answer.quality, answer.overloaded) == (True, 1.0, False)
+
+
+async def test_a_policy_without_a_block_pays_nothing_for_another_s(valkey: Server) -> None:
+    """Not a byte more in its calls or its record, whatever other policies have."""
+    plain = orders(name="plain", overload=None)
+    calls = []
+    for policies in ([plain], [plain, orders(name="other", match={"service": "others"})]):
+        valkey.command("FLUSHALL")
+        link = Watched(await open_link(valkey.url))
+        node = Node(link)
+        node.enforce(*policies)
+        await node.serve(100)
+        link.calls.clear()  # the first ones may have brought the scripts
+        await node.serve(100)
+        record = valkey.command("GET", keys.bucket(Slot().prefix, "plain"))
+        sizes = [[len(part) for part in call if isinstance(part, bytes)] for call in link.calls]
+        calls.append((sizes, len(record)))
+        await link.aclose()
+    assert calls[0] == calls[1]
