@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 JSON = b"content-type: application/json\r\n"
 PROBLEM = b"content-type: application/problem+json\r\n"
@@ -11,12 +13,14 @@ PROBLEM = b"content-type: application/problem+json\r\n"
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True, gc=False):
     """Status, header lines (each ending in CRLF, content-length apart), body."""
 
     status: int
     head: bytes
     body: bytes
+    error: Exception | None = None
+    """A failure of ours, to be logged under the request's id by whoever sends the answer."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -26,7 +30,7 @@ class Answer(NamedTuple):
 
     def with_header(self, name: str, value: str) -> Answer:
         """The same with one header more."""
-        return self._replace(head=self.head + header(name, value))
+        return replace(self, head=self.head + header(name, value))
 
 
 def header(name: str, value: str) -> bytes:

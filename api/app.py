@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,50 +14,102 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import bucket_routes, data_routes, health_routes, policy_routes, render
+from api import (
+    audit_routes,
+    bucket_routes,
+    controller_routes,
+    data_routes,
+    docs_page,
+    health_routes,
+    metrics_routes,
+    namespace_routes,
+    policy_routes,
+    render,
+    signal_routes,
+)
 from api.auth import Forbidden, Unauthenticated
 from api.decode import BadRequest, Invalid
 from api.explain import FieldProblem
 from api.json_text import shown
 from api.limits import BodyRefused, LastAnswer
+from api.metrics import NodeMetrics
+from api.observed import Observed
 from api.openapi import describe
 from api.plane import Plane
+from api.request_ids import SENT, identified
 from api.responses import respond
+from api.tracing import Tracing
 from limiter.engine import Engine
 from limiter.errors import RequestError
+from limiter.metrics.processes import Shelf
 from limiter.model.policy import PolicyError
 from limiter.settings import Settings
 from limiter.store.errors import StoreError
 from limiter.store.inspect import CursorError
 from limiter.store.policies import PolicyMissing, RevisionConflict
 
-MODULES = (data_routes, policy_routes, bucket_routes, health_routes)
+MODULES = (
+    data_routes,
+    signal_routes,
+    policy_routes,
+    namespace_routes,
+    audit_routes,
+    bucket_routes,
+    controller_routes,
+    health_routes,
+    metrics_routes,
+    docs_page,
+)
 
 
-def create_app(engine: Engine, settings: Settings) -> FastAPI:
+def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     """The application over an engine that somebody else starts and stops."""
     plane = Plane(engine, settings)
+    metrics = NodeMetrics(engine, plane, settings.metrics_dir)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        # What uvicorn hands to its protocols: the fast lane finds the data plane here.
-        yield {"plane": plane, "body_max_bytes": settings.body_max_bytes, "body_timeout_s": settings.body_timeout_s}
+        async with _in_background(metrics.shelf):
+            # What uvicorn hands to its protocols: the fast lane finds the data plane here.
+            yield {
+                "plane": plane,
+                "tracing": tracing,
+                "body_max_bytes": settings.body_max_bytes,
+                "body_timeout_s": settings.body_timeout_s,
+            }
 
     app = FastAPI(
         title="Headgate",
         summary="Acquire before you work, settle with what it cost.",
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
     )
-    app.state.engine, app.state.plane, app.state.settings = engine, plane, settings
+    app.state.engine, app.state.plane, app.state.settings, app.state.metrics = engine, plane, settings, metrics
     for module in MODULES:
         app.include_router(module.router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(Methods, routes_of=app)
+    documents = {app.docs_url or "", app.openapi_url or ""}
+    app.add_middleware(Observed, requests=plane.requests, tracing=tracing, documents=documents)
     describe(app)
     return app
+
+
+@asynccontextmanager
+async def _in_background(shelf: Shelf | None) -> AsyncIterator[None]:
+    """Leave this process's metrics for the others meanwhile, if there are any."""
+    if shelf is None:
+        yield
+        return
+    leaving = asyncio.create_task(shelf.run())
+    try:
+        yield
+    finally:
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
 
 
 class Methods:
@@ -70,8 +123,11 @@ class Methods:
         """Serve one request."""
         method = scope.get("method")
         if method == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server knows that it was HEAD, and sends no body
-        elif method == "OPTIONS" and (allowed := allowed_methods(self._routes_of, scope)):
+            asked = {**scope, "method": "GET"}  # the server knows that it was HEAD, and sends no body
+            await self._app(asked, receive, send)
+            scope["route"] = asked.get("route")
+            return
+        if method == "OPTIONS" and (allowed := allowed_methods(self._routes_of, scope)):
             await Response(status_code=204, headers={"allow": ", ".join(allowed)})(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -113,7 +169,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 async def _body_refused(_: Request, error: Exception) -> LastAnswer:
     assert isinstance(error, BodyRefused)
-    return LastAnswer(error.answer)
+    return LastAnswer(identified(error.answer, SENT.get()))
 
 
 async def _gone(_: Request, error: Exception) -> Response:

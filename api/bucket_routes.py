@@ -11,9 +11,8 @@ from api.openapi import BUCKETS
 from api.responses import admit, engine_of, json_answer, respond
 from limiter.model.bucket import Record, refill
 from limiter.model.policy import PARTITIONS_MAX
-from limiter.store import keys
-from limiter.store.inspect import TIMEOUT_S
-from limiter.store.inspect import list_buckets as list_page
+from limiter.model.shedding import CLASSES, Shedding
+from limiter.store import inspect
 
 router = APIRouter(tags=["buckets"])
 
@@ -36,9 +35,10 @@ async def list_buckets(
     """
     check_namespace(admit(request, "view"), namespace)
     link = engine_of(request).link
-    seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=TIMEOUT_S)
-    now_us = int(seconds) * 1_000_000 + int(microseconds)
-    page = await list_page(link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=limit)
+    now_us = await inspect.now_us(link)
+    page = await inspect.list_buckets(
+        link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=limit
+    )
     document = {
         "buckets": [_shown(name, record, now_us) for name, record in page.buckets],
         "cursor": page.cursor,
@@ -66,4 +66,23 @@ def _shown(name: str, record: Record, now_us: int) -> dict[str, Any]:
         "work_settled": record.work_settled,
         "settles": record.settles,
         "uncollected": record.uncollected,
+        **({} if record.shedding is None else {"overload": _shown_shedding(record.shedding)}),
+    }
+
+
+def _shown_shedding(known: Shedding) -> dict[str, Any]:
+    """What overload control does to a bucket, and to whom."""
+    return {
+        "quality": known.quality,
+        "overloaded": known.overloaded == 1,
+        "classes": {
+            criticality: {
+                "refused_share": known.refused_shares[number],
+                "rate": known.rates[number],
+                "refused": known.refused[number],
+                "timed": known.timed[number],
+                "missed": known.missed[number],
+            }
+            for number, criticality in enumerate(CLASSES)
+        },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from api.decode import BadRequest
 from api.openapi import ACQUIRE, BATCH, SETTLE
 from api.plane import Headers
 from api.responses import body_of, plane_of, respond
@@ -15,26 +16,28 @@ router = APIRouter(tags=["data plane"])
 async def acquire(request: Request) -> Response:
     """Ask before working. Charges an estimate on every policy that covers the descriptor, or on none."""
     body = await body_of(request)
-    return respond(await plane_of(request).acquire(_headers(request), body))
+    return respond(await plane_of(request).answer(b"/v1/acquire", _headers(request), body))
 
 
 @router.post("/v1/settle", **SETTLE)
 async def settle(request: Request) -> Response:
     """Tell what the work really cost: in all, or (`final: false`) so far. Safe to repeat."""
     body = await body_of(request)
-    return respond(await plane_of(request).settle(_headers(request), body))
+    return respond(await plane_of(request).answer(b"/v1/settle", _headers(request), body))
 
 
 @router.post("/v1/batch", **BATCH)
 async def batch(request: Request) -> Response:
     """Up to 1000 acquires and settles, answered in order, each as its own call would have been."""
     body = await body_of(request)
-    return respond(await plane_of(request).batch(_headers(request), body))
+    return respond(await plane_of(request).answer(b"/v1/batch", _headers(request), body))
 
 
 def _headers(request: Request) -> Headers:
     found: dict[bytes, bytes] = {}
     for name, value in request.scope["headers"]:
+        if name == b"idempotency-key" and name in found:  # which one did the caller mean to repeat?
+            raise BadRequest("Idempotency-Key: found it twice; allowed: one")
         found.setdefault(name, value)  # the first, where one stands more than once
     return Headers(
         found.get(b"authorization"),

@@ -15,7 +15,7 @@ from msgspec import Meta, Raw, Struct
 from api import json_text
 from api.explain import FieldProblem, problems
 from api.json_text import Fields, Malformed, shown
-from limiter.model.contract import AcquireRequest, SettleRequest
+from limiter.model.contract import AcquireRequest, SettleRequest, SignalRequest
 
 OPERATIONS_MAX = 1000
 IDEMPOTENCY_KEY_MAX = 255
@@ -82,6 +82,7 @@ class WrongType(BadRequest):
 _ACQUIRE = msgspec.json.Decoder(AcquireRequest)
 _SETTLE = msgspec.json.Decoder(SettleRequest)
 _BATCH = msgspec.json.Decoder(BatchRequest)
+_SIGNALS = msgspec.json.Decoder(SignalRequest)
 _NAMES = msgspec.json.Decoder(dict[str, Raw])
 _BATCH_NAMES = msgspec.json.Decoder(_Names)
 _OPERATIONS: dict[str, type[Operation]] = {"acquire": AcquireOperation, "settle": SettleOperation}
@@ -111,6 +112,18 @@ def settle(body: bytes) -> SettleRequest:
         raise _explained(body, SettleRequest, error) from None
     if json_text.has_twice(body, keys):
         raise _explained(body, SettleRequest)
+    return request
+
+
+def signals(body: bytes) -> SignalRequest:
+    """A report's body, or BadRequest."""
+    try:
+        request = _SIGNALS.decode(body)
+        keys = len(_NAMES.decode(body)) + len(request.signals) + len(request.key or ())
+    except _REFUSED as error:
+        raise _explained(body, SignalRequest, error) from None
+    if json_text.has_twice(body, keys):
+        raise _explained(body, SignalRequest)
     return request
 
 

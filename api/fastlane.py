@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import httptools
 from uvicorn.config import Config
@@ -24,21 +23,62 @@ from uvicorn.server import ServerState
 
 from api import limits
 from api.answer import Answer
-from api.guard import FAREWELL_S, GuardedProtocol, wire
+from api.guard import FAREWELL_S, GuardedProtocol, Patience, wire
+from api.observed import NO_ROUTE, count
 from api.plane import Headers, Plane
+from api.request_ids import identified
+from api.tracing import RequestSpan, Tracing
 
 WAITING_BYTES_MAX = 65_536
 """How much may wait behind a request that is being served, before reading pauses."""
 
 HEAD_END = b"\r\n\r\n"
 
-Handler = Callable[[Headers, bytes], Awaitable[Answer]]
-
-# Where a header goes: the first four into `Headers`, then the length; those of `ODD` are not for this lane.
-_PLACES = {b"authorization": 0, b"content-type": 1, b"content-encoding": 2, b"idempotency-key": 3, b"content-length": 4}
-_ODD = 5
+# Where a header goes: the first into `Headers`, then the length, and the host, which has to be there; those of `ODD`
+# are not for this lane.
+_PLACES = {
+    b"authorization": 0, b"content-type": 1, b"content-encoding": 2, b"idempotency-key": 3, b"x-request-id": 4,
+    b"content-length": 6, b"host": 7,
+}  # fmt: skip
+_TRACEPARENT, _LENGTH, _HOST, _ODD = 5, 6, 7, 8
 _PLACES.update(dict.fromkeys([b"transfer-encoding", b"expect", b"upgrade", b"trailer"], _ODD))
-_NO_HEADERS: list[bytes | None] = [None] * 5
+_TRACED_PLACES = _PLACES | {b"traceparent": _TRACEPARENT}
+_NO_HEADERS: list[bytes | None] = [None] * 8
+
+HEADS_KEPT_MAX = 1024
+HEAD_KEPT_BYTES_MAX = 2048
+
+
+class Head(NamedTuple):
+    """A request's head, read."""
+
+    path: bytes
+    headers: Headers
+    keep_alive: bool
+    body_bytes: int
+
+
+_NO_HEAD = Head(b"", Headers(), False, 0)
+
+
+class Heads:
+    """Heads that were read before: a client sends the same one again and again, and to know it costs less."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+
+    def find(self, raw: bytes | bytearray) -> Head | None:
+        """What a head said the last time."""
+        return self._known.get(bytes(raw))
+
+    def keep(self, raw: bytes | bytearray, head: Head) -> None:
+        """Remember it, within bounds."""
+        if len(raw) <= HEAD_KEPT_BYTES_MAX:
+            if len(self._known) >= HEADS_KEPT_MAX:
+                self._known.clear()
+            self._known[bytes(raw)] = head
 
 
 class FastLane(asyncio.Protocol):
@@ -57,6 +97,10 @@ class FastLane(asyncio.Protocol):
         self._loop = _loop or asyncio.get_running_loop()
         self._plane: Plane = app_state["plane"]
         self._body_max_bytes: int = app_state["body_max_bytes"]
+        self._heads: Heads = app_state.setdefault("heads", Heads())
+        self._tracing: Tracing | None = app_state["tracing"]
+        self._places = _PLACES if self._tracing is None else _TRACED_PLACES
+        self._span: RequestSpan | None = None
         self._parser: Any = httptools.HttpRequestParser(self)
         self._access_logger = logging.getLogger("uvicorn.access")
         self._access_log = self._access_logger.hasHandlers()
@@ -67,21 +111,26 @@ class FastLane(asyncio.Protocol):
         self._fed = 0  # bytes of it that the parser has seen
         self._body_at = 0  # where its body begins; 0 while the head is arriving
         self._body_bytes = 0
-        self._task: asyncio.Task[None] | None = None
+        self._busy = False  # with a request whose answer is still to come
+        self._serving = _NO_HEAD
+        self._pumping = False
         self._slow: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since_s = 0.0
         self._read_paused = self._write_paused = False
-        self._draining = self._half_closed = self._closed = False
+        self._patience = Patience(self._loop, app_state["body_timeout_s"])
+        self._outgoing: list[bytes] = []  # answers that go out in the next turn
+        self._draining = self._half_closed = self._closed = self._close_after = False
         self._forget()
 
     def _forget(self) -> None:
         """Be ready for the next request's head."""
+        self._head: Head | None = None
+        self._fed = self._body_at = 0
         self._url = b""
         self._headers = _NO_HEADERS.copy()
         self._header_count = 0
-        self._odd = self._head_done = self._keep_alive = False
-        self._fed = self._body_at = self._body_bytes = 0
+        self._odd = self._head_done = False
 
     # The connection
 
@@ -104,55 +153,81 @@ class FastLane(asyncio.Protocol):
         self._state.connections.discard(self)
         self._parser = None  # it refers to us: without this, only the garbage collector would part us
         self._arrived()
+        self._patience.end()
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     def eof_received(self) -> bool:
         """The client will send no more; if it still waits for an answer it gets it."""
-        self._half_closed = self._task is not None and not is_ssl(self._transport)
+        if is_ssl(self._transport):
+            return False
+        if self._outgoing and not self._busy:
+            self._close_after = True  # the last answer is made and goes out in a moment
+        self._half_closed = self._busy or bool(self._outgoing)
         return self._half_closed
 
     def shutdown(self) -> None:
         """The server is ending: answer what is on its way, then close."""
         self._draining = True
-        if self._task is None:
+        self._patience.shorten(FAREWELL_S)
+        if not self._busy:
             self._loop.call_later(FAREWELL_S, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
-        if self._task is None and not self._waiting:
-            self._transport.close()
+        if not self._busy and not self._waiting:
+            self._send()
+            self._close()
+
+    def _close(self) -> None:
+        """Close once all is sent, or the client has let us wait for too long."""
+        self._transport.close()
+        self._patience.begin(self._transport)
 
     def _look_whether_idle(self) -> None:
         """One timer for the whole connection: it looks how long nothing has been asked, and sets itself anew."""
         left_s = self._config.timeout_keep_alive - (self._loop.time() - self._idle_since_s)
-        if self._task is None and not self._waiting and left_s <= 0:
-            self._transport.close()
+        if not self._busy and not self._waiting and left_s <= 0:
+            self._close()
         else:
             self._idle = self._loop.call_later(max(left_s, 0.1), self._look_whether_idle)
 
     def pause_writing(self) -> None:
-        """The client does not read: serve no more until it does."""
+        """The client does not read: serve no more until it does, and bear it for a while."""
         self._write_paused = True
+        self._patience.begin(self._transport)
 
     def resume_writing(self) -> None:
         """It reads again."""
         self._write_paused = False
-        if self._task is None and self._waiting and not self._closed:
-            self._consume(self._waiting)
+        if not self._transport.is_closing():
+            self._patience.end()
+        self._pump()
 
     # Reading
 
     def data_received(self, data: bytes) -> None:
         """Take what came: serve it if it is a whole request, else keep it."""
-        if self._waiting or self._task is not None or self._write_paused:
+        if self._closed:
+            return  # the last answer said so
+        if self._waiting or self._busy or self._write_paused:
             self._waiting += data
-            if self._task is not None or self._write_paused:
+            if self._busy or self._write_paused:
                 self._pause_reading()
                 return
-            self._consume(self._waiting)
         else:
             self._consume(data)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Serve what waits, one request after another, until one has to wait for its answer."""
+        if self._pumping:
+            return
+        self._pumping = True
+        while self._waiting and not (self._busy or self._write_paused or self._closed):
+            if not self._consume(self._waiting):
+                break
+        self._pumping = False
 
     def _pause_reading(self) -> None:
         if len(self._waiting) > WAITING_BYTES_MAX and not self._read_paused:
@@ -164,38 +239,51 @@ class FastLane(asyncio.Protocol):
             self._read_paused = False
             self._transport.resume_reading()
 
-    def _consume(self, data: bytes | bytearray) -> None:
-        """Serve the request at the start of what has come; keep it while it is not whole."""
-        if not self._body_at:
-            end = data.find(HEAD_END, max(0, self._fed - len(HEAD_END) + 1))
-            upto = len(data) if end < 0 else end + len(HEAD_END)
-            understood = self._feed(data[self._fed : upto])
-            self._fed = upto
-            if not understood or self._head_done == (end < 0) or (end >= 0 and not self._is_ours()):
-                self._hand_over(data)
-                return
-            if end < 0:
-                if upto > limits.HEAD_BYTES_MAX:
-                    self._hand_over(data)
-                else:
-                    self._keep(data)
-                return
-            self._body_at = upto
-        whole = self._body_at + self._body_bytes
+    def _consume(self, data: bytes | bytearray) -> bool:
+        """Serve the request at the start of what has come; keep it, and say False, while it is not whole."""
+        head = self._head or self._consume_head(data)
+        if head is None:
+            return False
+        whole = self._body_at + head.body_bytes
         if len(data) < whole:
             self._keep(data)
-            return
+            return False
         body = bytes(data[self._body_at : whole])
-        self._parser.feed_data(body)
-        self._start(body)
+        if self._fed:
+            self._parser.feed_data(body)
         self._keep_rest(data, whole)
+        self._start(head, body)
+        return True
+
+    def _consume_head(self, data: bytes | bytearray) -> Head | None:
+        end = data.find(HEAD_END, max(0, self._fed - len(HEAD_END) + 1))
+        upto = len(data) if end < 0 else end + len(HEAD_END)
+        if end >= 0 and not self._fed:
+            known = self._heads.find(data[:upto])
+            if known is not None:
+                self._head, self._body_at = known, upto
+                return known
+        understood = self._feed(data[self._fed : upto])
+        is_new, self._fed = not self._fed, upto
+        head = self._understood() if understood and end >= 0 and self._head_done else None
+        if head is not None:
+            self._head, self._body_at = head, upto
+            # One with an id of its own will not come again.
+            if is_new and head.headers.request_id is None and head.headers.traceparent is None:
+                self._heads.keep(data[:upto], head)
+        elif not understood or end >= 0 or self._head_done or upto > limits.HEAD_BYTES_MAX:
+            self._hand_over(data)
+        else:
+            self._keep(data)
+        return head
 
     def _keep(self, data: bytes | bytearray) -> None:
         """The request is not whole yet."""
         if data is not self._waiting:
             self._waiting = bytearray(data)
         if self._half_closed:
-            self._transport.close()
+            self._send()
+            self._close()
             return
         self._resume_reading()
         if self._slow is None:
@@ -214,8 +302,11 @@ class FastLane(asyncio.Protocol):
             self._slow = None
 
     def _too_slow(self) -> None:
-        self._transport.write(wire(limits.too_slow(), self._state.default_headers))
-        self._transport.close()
+        self._send()
+        answer = limits.too_slow()
+        count(self._plane.requests, NO_ROUTE, answer.status)
+        self._transport.write(wire(answer, self._state.default_headers))
+        self._close()
 
     # Parsing
 
@@ -233,11 +324,11 @@ class FastLane(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         self._header_count += 1
-        place = _PLACES.get(name.lower())
+        place = self._places.get(name.lower())
         if place is None:
             return
         if place == _ODD or self._headers[place] is not None:
-            self._odd = True
+            self._odd = self._odd or place != _TRACEPARENT
         else:
             self._headers[place] = value
 
@@ -245,22 +336,30 @@ class FastLane(asyncio.Protocol):
         """The head is whole."""
         self._head_done = True
 
-    def _is_ours(self) -> bool:
+    def _understood(self) -> Head | None:
+        """The head that was read; None if it is not for this lane."""
         if self._odd or self._url not in self._plane.paths or self._header_count > limits.HEADERS_MAX:
-            return False
+            return None
         if self._parser.get_method() != b"POST" or self._parser.get_http_version() != "1.1":
-            return False
-        self._keep_alive = self._parser.should_keep_alive()
-        length = self._headers[4]
-        self._body_bytes = int(length) if length else 0
-        return self._fed <= limits.HEAD_BYTES_MAX and self._body_bytes <= self._body_max_bytes
+            return None
+        if self._headers[_HOST] is None:
+            return None
+        length = self._headers[_LENGTH]
+        body_bytes = int(length) if length else 0
+        if self._fed > limits.HEAD_BYTES_MAX or body_bytes > self._body_max_bytes:
+            return None
+        return Head(self._url, Headers(*self._headers[:_LENGTH]), self._parser.should_keep_alive(), body_bytes)
 
     def _hand_over(self, data: bytes | bytearray) -> None:
         """Let uvicorn's protocol have the connection, from the first byte of this request on."""
+        self._send()
         self._leave()
         protocol = GuardedProtocol(self._config, self._state, self._app_state, self._loop)
-        protocol.draining = self._draining
         protocol.connection_made(self._transport)
+        if self._draining:
+            protocol.drain()
+        if self._write_paused:  # with the last answer from here
+            protocol.pause_writing()
         self._transport.set_protocol(protocol)
         received = bytes(data)
         self._waiting.clear()
@@ -271,52 +370,64 @@ class FastLane(asyncio.Protocol):
 
     # Serving
 
-    def _start(self, body: bytes) -> None:
+    def _start(self, head: Head, body: bytes) -> None:
         self._arrived()
-        handle: Handler = self._plane.paths[self._url]
-        headers = Headers(*self._headers[:4])
-        task = self._loop.create_task(self._serve(handle, headers, body, self._url, self._keep_alive))
-        self._task = task
-        self._state.tasks.add(task)
-        self._forget()
+        self._busy, self._serving = True, head
+        if self._fed:
+            self._forget()
+        else:  # the parser has not seen it
+            self._head, self._body_at = None, 0
+        if self._tracing is not None:
+            self._span = self._tracing.begin("POST", head.headers.traceparent)
+        self._plane.paths[head.path](head.headers, body, self._answer)
 
-    async def _serve(self, handle: Handler, headers: Headers, body: bytes, url: bytes, keep_alive: bool) -> None:
-        task = self._task
-        try:
-            answer = await handle(headers, body)
-        finally:
-            self._task = None
-            if task is not None:
-                self._state.tasks.discard(task)
+    def _answer(self, answer: Answer) -> None:
+        """Send the answer to the request that is being served, and go on with the next."""
+        self._busy = False
         self._state.total_requests += 1
-        if not self._closed:
-            self._answer(answer, url, keep_alive)
-
-    def _answer(self, answer: Answer, url: bytes, keep_alive: bool) -> None:
+        head, status = self._serving, answer.status
+        count(self._plane.requests, head.path, status)
+        if self._span is not None:
+            self._span.end(head.path, status)
+            self._span = None
+        if status >= 400 or head.headers.request_id is not None or answer.error is not None:
+            answer = identified(answer, head.headers.request_id)
+        if self._closed:
+            return
         if self._access_log:
-            self._log(url, answer.status)
-        last = not keep_alive or ((self._draining or self._half_closed) and not self._waiting)
-        self._transport.write(
-            b"".join(
-                (
-                    STATUS_LINE[answer.status],
-                    common_headers(self._state.default_headers),
-                    answer.head,
-                    b"content-length: %d\r\n" % len(answer.body),
-                    limits.CLOSE if last else b"",
-                    b"\r\n",
-                    answer.body,
-                )
+            self._log(head.path, answer.status)
+        last = not head.keep_alive or ((self._draining or self._half_closed) and not self._waiting)
+        payload = b"".join(
+            (
+                STATUS_LINE[answer.status],
+                common_headers(self._state.default_headers),
+                answer.head,
+                b"content-length: %d\r\n" % len(answer.body),
+                limits.CLOSE if last else b"",
+                b"\r\n",
+                answer.body,
             )
         )
+        # In the next turn: a call to the store brings many answers, and to make them all first and then to send them
+        # all is faster than to change between our code and the system's for each.
+        if not self._outgoing:
+            self._loop.call_soon(self._send)
+        self._outgoing.append(payload)
         if last:
-            self._transport.close()
+            self._closed = self._close_after = True  # nothing more is served, whatever else has come
             return
         self._idle_since_s = self._loop.time()
-        if not self._waiting:
+        if self._waiting:
+            self._pump()
+        else:
             self._resume_reading()
-        elif not self._write_paused:
-            self._consume(self._waiting)
+
+    def _send(self) -> None:
+        if self._outgoing and not self._transport.is_closing():
+            self._transport.write(b"".join(self._outgoing))
+            self._outgoing.clear()
+            if self._close_after:
+                self._close()
 
     def _log(self, url: bytes, status: int) -> None:
         client = ":".join(map(str, self._client)) if self._client else ""

@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with limits on a request's head, an end for idle connections, and manners.
 
 What it adds: problem+json for what is no HTTP, 431 and 408 (H1), answers in order even when garbage follows a
-request (H6), an answer for who has closed its sending side, and a shutdown that lets a connection that looks idle
-bring the request that is already on its way (H8).
+request (H6), an answer for who has closed its sending side, an end to who does not take its answers (H1), and a
+shutdown that lets a connection that looks idle bring the request that is already on its way (H8).
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from uvicorn.server import ServerState
 
 from api import limits
 from api.answer import Answer
+from api.observed import NO_ROUTE, count
+from api.request_ids import identified
 
 FAREWELL_S = 0.5
-"""How long a connection that looks idle stays open in a shutdown."""
+"""How long a connection that looks idle, or whose client does not read, stays open in a shutdown."""
 
 
 class HeadTooLarge(Exception):
     """More head than is taken."""
+
+
+class NoHost(Exception):
+    """Not one `Host`."""
 
 
 class NotAProxy(Exception):
@@ -33,9 +39,45 @@ class NotAProxy(Exception):
 
 def wire(answer: Answer, default_headers: list[tuple[bytes, bytes]]) -> bytes:
     """A last answer as bytes."""
+    answer = identified(answer, None)
     common = b"".join([b"%b: %b\r\n" % pair for pair in default_headers])
     length = b"content-length: %d\r\n" % len(answer.body)
     return b"".join([STATUS_LINE[answer.status], common, answer.head, length, limits.CLOSE, b"\r\n", answer.body])
+
+
+class Patience:
+    """With a client that does not take its answers: it ends, and the connection with it.
+
+    It runs while writing is paused, and from closing on until everything is sent, for closing waits for the client.
+    """
+
+    __slots__ = ("_limit_s", "_loop", "_timer", "_transport")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+        self._loop = loop
+        self._limit_s = limit_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """From now on the client keeps us waiting."""
+        if self._timer is None:
+            self._transport = transport
+            self._timer = self._loop.call_later(self._limit_s, transport.abort)
+
+    def end(self) -> None:
+        """It does no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._transport = None
+
+    def shorten(self, limit_s: float) -> None:
+        """Have less of it from now on, and with who tries it already."""
+        self._limit_s = min(self._limit_s, limit_s)
+        if self._transport is not None:
+            transport = self._transport
+            self.end()
+            self.begin(transport)
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -53,10 +95,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._unparsed_bytes = 0
+        self._has_no_host = False
         self._refusal: Answer | None = None
         self._serving: RequestResponseCycle | None = None
         self._arrival: asyncio.TimerHandle | None = None
         self._arrival_s = float(app_state.get("body_timeout_s", 10.0))
+        self._patience = Patience(self.loop, self._arrival_s)
 
     # The connection
 
@@ -69,6 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """End, with every timer, and with everything that was still to be served (H9)."""
         self._unset_keepalive_if_required()
         self._arrived()
+        self._patience.end()
         self.pipeline.clear()
         self.flow.read_paused = False  # there is nothing left to resume
         if self._serving is not None:
@@ -85,11 +130,35 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Let what runs finish; close at once only what is idle, and that after a moment."""
-        self.draining = True
+        self.drain()
         if self._busy:
             self.cycle.keep_alive = False
         else:
             self.loop.call_later(FAREWELL_S, self._close_if_idle)
+
+    def drain(self) -> None:
+        """The server is ending: answer once more, and have little patience."""
+        self.draining = True
+        self._patience.shorten(FAREWELL_S)
+
+    def pause_writing(self) -> None:
+        """The client does not read: that is borne for a while."""
+        super().pause_writing()
+        self._patience.begin(self.transport)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._patience.end()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for long."""
+        self._close()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._patience.begin(self.transport)
 
     @property
     def _busy(self) -> bool:
@@ -98,7 +167,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _close_if_idle(self) -> None:
         if not self._busy and not self._in_head:
-            self.transport.close()
+            self._close()
 
     # Reading
 
@@ -167,6 +236,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.scope["method"] = self.parser.get_method().decode("ascii")
             self._arrived()
             return
+        if self.parser.get_http_version() == "1.1" and [name for name, _ in self.headers].count(b"host") != 1:
+            self._has_no_host = True
+            raise NoHost
         self._in_head = False
         super().on_headers_complete()
         if self.draining and self._busy:
@@ -193,12 +265,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._refuse(limits.too_slow())
         elif not self._busy:  # answered long ago, and the rest of the body never came
-            self.transport.close()
+            self._close()
 
     # Refusing
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser, or a limit of ours within it, refused."""
+        if self._has_no_host:
+            self._refuse(limits.no_host())
+            return
         too_large = self._in_head and (
             self._head_bytes > limits.HEAD_BYTES_MAX or len(self.headers) > limits.HEADERS_MAX
         )
@@ -222,10 +297,13 @@ class GuardedProtocol(HttpToolsProtocol):
         """One is answered: the next, or what could not be served."""
         was_last = not self.pipeline
         super().on_response_complete()
-        if was_last and self._refusal is not None and not self.transport.is_closing():
+        if self.transport.is_closing():
+            self._patience.begin(self.transport)
+        elif was_last and self._refusal is not None:
             self._send_refusal()
 
     def _send_refusal(self) -> None:
         assert self._refusal is not None
+        count(self.app_state["plane"].requests, NO_ROUTE, self._refusal.status)
         self.transport.write(wire(self._refusal, self.server_state.default_headers))
-        self.transport.close()
+        self._close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 
 from api.answer import PROBLEM
 from api.openapi import HEALTH, READY
@@ -34,4 +35,4 @@ async def readyz(request: Request) -> Response:
         "reasons": reasons,
         "warnings": warnings,
     }
-    return respond(json_answer(problem, 503)._replace(head=PROBLEM))
+    return respond(replace(json_answer(problem, 503), head=PROBLEM))

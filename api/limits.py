@@ -48,6 +48,11 @@ def not_http() -> Answer:
     return render.problem(400, "not_http", "this is not an HTTP request that can be understood")
 
 
+def no_host() -> Answer:
+    """400: HTTP/1.1 without a `Host`, or with several (RFC 9112, 3.2)."""
+    return render.problem(400, "host", "Host: found none, or several; allowed: one in every request of HTTP/1.1")
+
+
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body, or BodyRefused."""
     length = request.headers.get("content-length", "")

@@ -1,10 +1,11 @@
-"""Log lines: as text or as JSON, one line each, whatever is in them."""
+"""Log lines: as text or as JSON, one line each, whatever is in them; with the request's id where there is one."""
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,8 +17,13 @@ def escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def _escaped_in_json(text: str) -> str:
+    """The same within JSON, from which it can be read back."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 class TextFormatter(logging.Formatter):
-    """`LEVEL logger: message`, and a traceback below where there is one."""
+    """`LEVEL logger: message`, and a traceback below, indented, where there is one."""
 
     def __init__(self) -> None:
         super().__init__("%(levelname)s %(name)s: %(message)s")
@@ -25,7 +31,13 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the framework's name
         """The line."""
         record.message = escaped(record.message)
-        return super().formatMessage(record)
+        line = super().formatMessage(record)
+        request_id = _request_id(record)
+        return f"{line} (request {escaped(request_id)})" if request_id else line
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """The traceback. What an exception says may be a client's text: no line of it can pass for one of ours."""
+        return "\n".join(f"  {escaped(line)}" for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):
@@ -34,14 +46,20 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         line = {
-            "time": self.formatTime(record),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if request_id := _request_id(record):
+            line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        return _escaped_in_json(msgspec.json.encode(line).decode("utf-8"))
+
+
+def _request_id(record: logging.LogRecord) -> str:
+    return str(getattr(record, "request_id", ""))
 
 
 def configure(log_format: Literal["text", "json"]) -> None:

@@ -10,11 +10,14 @@ from fastapi.openapi.utils import get_openapi
 
 from api.decode import BatchRequest
 from api.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
-from limiter.model.contract import AcquireRequest, SettleRequest
-from limiter.model.policy import Policy
+from limiter.model.contract import AcquireRequest, SettleRequest, SignalRequest, SignalsTaken
+from limiter.model.policy import Namespace, Policy
 
 REF = "#/components/schemas/{name}"
-STRUCTS = [AcquireRequest, SettleRequest, BatchRequest, GrantedAnswer, RefusedAnswer, SettledAnswer, Problem]
+STRUCTS = [
+    AcquireRequest, SettleRequest, BatchRequest, SignalRequest, GrantedAnswer, RefusedAnswer, SettledAnswer,
+    SignalsTaken, Problem,
+]  # fmt: skip
 
 
 def describe(app: FastAPI) -> None:
@@ -42,6 +45,7 @@ def _schemas() -> dict[str, Any]:
     policy = Policy.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
     schemas.update(policy.pop("$defs", {}))
     schemas["Policy"] = policy
+    schemas["Namespace"] = Namespace.model_json_schema()
     return schemas
 
 
@@ -63,10 +67,10 @@ def _answer(description: str, name: str | None, example: Any = None) -> dict[str
     return {"description": description, "content": {"application/json": content}}
 
 
-def _problem(description: str, name: str = "Problem", example: Any = None) -> dict[str, Any]:
+def _problem(description: str, name: str = "Problem", *examples: Any) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": _ref(name)}
-    if example is not None:
-        content["example"] = example
+    if examples:
+        content["examples"] = {example["reason"]: {"value": example} for example in examples}
     return {"description": description, "content": {"application/problem+json": content}}
 
 
@@ -95,6 +99,15 @@ _REFUSED = {
     "retry_after_ms": 120,
     "limits": [_LIMIT | {"balance": -11.0, "passed": False}],
     "violated-policies": ["orders-reads"],
+}
+_OVERLOADED = _REFUSED | {
+    "type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+    "title": "Request cannot be satisfied due to temporary server capacity constraints",
+    "detail": "orders-reads: overloaded; 40 % of the requests of this class are refused",
+    "reason": "overload",
+    "retry_after_ms": 1200,
+    "limits": [_LIMIT | {"passed": False}],
+    "overloaded": True,
 }
 _SETTLED = {"work": 12.0, "adjusted": 9.0, "stop": False, "duplicate": False, "late": False, "limits": [_LIMIT]}
 _POLICY = {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50}
@@ -133,7 +146,7 @@ ACQUIRE: dict[str, Any] = {
     "responses": {
         200: _answer("Go ahead", "GrantedAnswer", _GRANTED),
         409: _problem("The idempotency key was used with another request"),
-        429: _problem("Over a limit", "RefusedAnswer", _REFUSED),
+        429: _problem("Over a limit, or turned away by overload control", "RefusedAnswer", _REFUSED, _OVERLOADED),
         **_COMMON,
     },
     "openapi_extra": {"parameters": [_KEY], **_body("AcquireRequest", known_work=_ASK)},
@@ -153,6 +166,16 @@ BATCH: dict[str, Any] = {
         **_COMMON,
     },
     "openapi_extra": _body("BatchRequest", both={"operations": [{"op": "acquire"} | _ASK, {"op": "settle"} | _TELL]}),
+}
+_REPORT = {"policy": "orders-reads", "source": "host-1", "signals": {"cpu": 0.93, "executor": 1.4, "queue_age": 0.2}}
+SIGNALS: dict[str, Any] = {
+    "status_code": 202,
+    "responses": {
+        202: _answer("Taken", "SignalsTaken", {"bucket": "orders-reads", "partitions": 1, "signals": {"cpu": 0.93}}),
+        404: _problem("There is no such policy"),
+        **_COMMON,
+    },
+    "openapi_extra": _body("SignalRequest", of_all=_REPORT, of_one=_REPORT | {"key": {"customer": "c1"}}),
 }
 POLICIES: dict[str, Any] = {"responses": {200: _answer("All policies", None), **_READ}}
 POLICY: dict[str, Any] = {"responses": {200: _answer("The policy", "Policy", _POLICY), **_READ, **_MISSING}}
@@ -178,10 +201,105 @@ _ROLLBACK_BODY = {
     "additionalProperties": False,
 }
 POLICY_ROLLBACK: dict[str, Any] = {
-    "responses": {200: _answer("Put back", "Policy", _POLICY), **_COMMON, **_MISSING},
-    "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": _ROLLBACK_BODY}}}},
+    "responses": {200: _answer("Put back", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
+    "openapi_extra": {
+        "parameters": [_IF_MATCH],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _ROLLBACK_BODY, "example": {"revision": 7}}},
+        },
+    },
+}
+_NAMESPACE = {"partitions": 4, "partition_by": ["customer"]}
+_NAMESPACES = {"revision": 9, "namespaces": {"orders": _NAMESPACE}, "revisions": {"orders": 8}}
+NAMESPACES: dict[str, Any] = {"responses": {200: _answer("All that were put", None, _NAMESPACES), **_READ}}
+NAMESPACE: dict[str, Any] = {"responses": {200: _answer("Its spread", "Namespace", _NAMESPACE), **_READ, **_MISSING}}
+NAMESPACE_PUT: dict[str, Any] = {
+    "responses": {
+        200: _answer("Replaced", "Namespace", _NAMESPACE),
+        201: _answer("New", "Namespace", _NAMESPACE),
+        **_COMMON,
+        **_LOST,
+    },
+    "openapi_extra": {"parameters": [_IF_MATCH], **_body("Namespace", spread=_NAMESPACE)},
+}
+NAMESPACE_DELETE: dict[str, Any] = POLICY_DELETE
+_CHANGE = {
+    "kind": "policy",
+    "name": "orders-reads",
+    "revision": 9,
+    "when": "2026-01-01T12:00:00.000+00:00",
+    "who": "ada",
+    "action": "put",
+    "before": _POLICY | {"rate": 50},
+    "after": _POLICY,
+}
+AUDIT: dict[str, Any] = {
+    "responses": {200: _answer("A page of changes", None, {"changes": [_CHANGE], "cursor": "9.1"}), **_READ}
 }
 BUCKETS: dict[str, Any] = {"responses": {200: _answer("A page of buckets", None), **_READ}}
+_STEERED = {
+    "owner": {"controller": "host-17-a1b2c3", "fence": 3, "expires_in_ms": 1912},
+    "buckets": [
+        {
+            "bucket": "orders-reads:c1",
+            "policy": "orders-reads",
+            "mechanism": "requests",
+            "mechanism_reason": "set by the policy",
+            "committed": 1000.0,
+            "cap": 80.6,
+            "charge": 12.4,
+            "charge_error": 0.02,
+            "share": None,
+            "share_ends_in_ms": None,
+            "cycles": [
+                {
+                    "at_ms": 1767225600000.0,
+                    "committed": 1000.0,
+                    "work_rate": 1000.0,
+                    "work_per_request": 12.4,
+                    "rejection_rate": 0.2,
+                    "rule": "start",
+                    "before": 0.0,
+                    "after": 80.6,
+                    "sentence": "1000 units/s ÷ 12.4 units/request → 80.6 rps",
+                }
+            ],
+            "overload": {
+                "overloaded": True,
+                "quality": 1.0,
+                "refused_shares": {"critical_plus": 0.0, "critical": 0.2, "sheddable_plus": 0.4, "sheddable": 0.8},
+                "rates": {"critical_plus": None, "critical": None, "sheddable_plus": None, "sheddable": None},
+                "steps": [
+                    {
+                        "at_ms": 1767225600000.0,
+                        "controller": "expectations",
+                        "rule": "raise",
+                        "before": 10.0,
+                        "after": 20.0,
+                        "sentence": "12 % missed 200 ms (threshold 5 %): M 10 → 20",
+                    }
+                ],
+            },
+        }
+    ],
+    "cursor": "",
+    "unreadable": [],
+}
+CONTROLLER: dict[str, Any] = {
+    "responses": {200: _answer("A page of buckets, and why they are steered as they are", None, _STEERED), **_READ}
+}
+METRICS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "Metrics, of all namespaces",
+            "content": {"text/plain": {}, "application/openmetrics-text": {}},
+        },
+        401: _COMMON[401],
+        403: _COMMON[403],
+        431: _COMMON[431],
+    }
+}
 HEALTH: dict[str, Any] = {"responses": {200: _answer("Alive", None, {"status": "ok"})}}
 READY: dict[str, Any] = {
     "responses": {200: _answer("Ready", None, {"status": "ready", "warnings": []}), 503: _problem("Not ready")}

@@ -6,30 +6,37 @@ headers, body ── who? ──► decode ──► engine ──► render ─
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from api import decode, render
 from api.answer import Answer
-from api.auth import Doorkeeper, Principal, check_namespace, read_keys
+from api.auth import Doorkeeper, Forbidden, Principal, check_namespace, read_keys
 from api.decode import AcquireOperation, BadRequest, Operation, SettleOperation
-from limiter.model.contract import AcquireRequest, Decision, Settled, SettleRequest
+from api.observed import Requests
+from api.stage import Stage
+from api.turns import Turns
+from limiter.decider import Asked
+from limiter.errors import NotDecided
+from limiter.model.contract import Decision, Settled, SettleRequest
 from limiter.settings import Settings
+from limiter.store.told import Done, Told
 
 PORTION = 128
-PORTIONS_AT_ONCE = 4
+"""Operations of a batch that are begun in one turn of the loop: others want their turn too."""
+
+Reply = Callable[[Answer], None]
 
 
 class Decides(Protocol):
     """What the data plane needs of the engine."""
 
-    async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
-        """May this request go ahead?"""
-        ...
+    def start_acquires(self, asked: Iterable[Asked]) -> None:
+        """May these requests go ahead?"""
 
-    async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
+    def start_settle(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
         """Correct what was charged."""
-        ...
 
 
 class Headers(NamedTuple):
@@ -39,77 +46,207 @@ class Headers(NamedTuple):
     content_type: bytes | None = None
     content_encoding: bytes | None = None
     idempotency_key: bytes | None = None
+    request_id: bytes | None = None
+    traceparent: bytes | None = None
+
+
+_Arrived = tuple[Headers, bytes, Reply]
 
 
 class Plane:
-    """Answers acquires, settles and batches."""
+    """Answers acquires, settles and batches. No coroutines: whoever asks says where the answer goes."""
 
     def __init__(self, engine: Decides, settings: Settings) -> None:
         self.engine = engine
         self.doorkeeper = Doorkeeper(read_keys(settings.api_keys))
         self.renderer = render.Renderer(settings.rate_limit_headers)
-        self._turns = asyncio.Semaphore(PORTIONS_AT_ONCE)
-        self.paths = {b"/v1/acquire": self.acquire, b"/v1/settle": self.settle, b"/v1/batch": self.batch}
+        self.turns = Turns(settings.deadline_ms / 1000)
+        self.requests: Requests = {}
+        self.busy_batches = 0
+        self._acquires: Stage[_Arrived] = Stage(self._begin_acquires)
+        self._settles: Stage[_Arrived] = Stage(self._begin_settles)
+        self._decisions = Stage(self._render_decisions)
+        self.decisions_in_batches = Stage(_render_in_batches)
+        self._settlements = Stage(_render_settlements)
+        self.paths: dict[bytes, Callable[[Headers, bytes, Reply], None]] = {
+            b"/v1/acquire": self.acquire,
+            b"/v1/settle": self.settle,
+            b"/v1/batch": self.batch,
+        }
 
-    async def acquire(self, headers: Headers, body: bytes) -> Answer:
+    async def answer(self, path: bytes, headers: Headers, body: bytes) -> Answer:
+        """The answer to a request on one of the paths, for who would rather wait for it."""
+        told: Told[Answer] = Told()
+        self.paths[path](headers, body, told)
+        return await told.future
+
+    def acquire(self, headers: Headers, body: bytes, reply: Reply) -> None:
         """`POST /v1/acquire`."""
-        try:
-            principal = self._admit(headers)
-            key = headers.idempotency_key
-            idempotency_key = None if key is None else decode.idempotency_key(key)
-            return self.renderer.decision(await self._acquire(principal, decode.acquire(body), idempotency_key))
-        except Exception as error:
-            return render.failure(error)
+        self._acquires.put((headers, body, reply))
 
-    async def settle(self, headers: Headers, body: bytes) -> Answer:
+    def settle(self, headers: Headers, body: bytes, reply: Reply) -> None:
         """`POST /v1/settle`."""
-        try:
-            principal = self._admit(headers)
-            return await self._settle(principal, decode.settle(body))
-        except Exception as error:
-            return render.failure(error)
+        self._settles.put((headers, body, reply))
 
-    async def batch(self, headers: Headers, body: bytes) -> Answer:
+    def _begin_acquires(self, arrived: list[_Arrived]) -> None:
+        asked: list[Asked] = []
+        for headers, body, reply in arrived:
+            try:
+                principal = self._admit(headers)
+                request = decode.acquire(body)
+                key = headers.idempotency_key
+                idempotency_key = None if key is None else decode.idempotency_key(key)
+                if principal.namespace is not None:
+                    check_namespace(principal, request.namespace)
+            except Exception as error:
+                reply(render.failure(error))
+            else:
+                asked.append((request, partial(self._decided, reply), idempotency_key))
+        self.engine.start_acquires(asked)
+
+    def _begin_settles(self, arrived: list[_Arrived]) -> None:
+        asked: list[tuple[SettleRequest, Principal, Reply]] = []
+        for headers, body, reply in arrived:
+            try:
+                principal = self._admit(headers)
+                asked.append((decode.settle(body), principal, reply))
+            except Exception as error:
+                reply(render.failure(error))
+        for request, principal, reply in asked:
+            self._settle(principal, request, reply)
+
+    def _decided(self, reply: Reply, outcome: Decision | Exception) -> None:
+        self._decisions.put((reply, outcome))
+
+    def _render_decisions(self, decisions: list[tuple[Reply, Decision | Exception]]) -> None:
+        for reply, outcome in decisions:
+            reply(self.renderer.decision(outcome))
+
+    def batch(self, headers: Headers, body: bytes, reply: Reply) -> None:
         """`POST /v1/batch`."""
         try:
             principal = self._admit(headers)
-            operations = decode.batch(body)
-            answers: list[Answer] = []
-            for at in range(0, len(operations), PORTION):
-                answers += await self._portion(principal, operations[at : at + PORTION])
-            return render.batch(answers)
         except Exception as error:
-            return render.failure(error)
+            reply(render.failure(error))
+        else:
+            self.turns.ask(partial(self._begin_batch, principal, body, reply), partial(self._too_busy, reply))
+
+    def _too_busy(self, reply: Reply) -> None:
+        self.busy_batches += 1
+        detail = "this node has more to decide than it can in time; nothing was done"
+        reply(render.failure(NotDecided("node_busy", detail)))
+
+    def _begin_batch(self, principal: Principal, body: bytes, reply: Reply) -> int:
+        try:
+            operations = decode.batch(body)
+        except Exception as error:
+            reply(render.failure(error))
+            return 0
+        batch = _Batch(self, principal, operations, reply)
+        # Not at once: who hands out turns must count these first.
+        asyncio.get_running_loop().call_soon(batch.begin)
+        return len(operations)
 
     def _admit(self, headers: Headers) -> Principal:
         principal = self.doorkeeper.admit(headers.authorization, "use")
         decode.check_json(headers.content_type, headers.content_encoding)
         return principal
 
-    async def _portion(self, principal: Principal, operations: Sequence[Operation | BadRequest]) -> list[Answer]:
-        """Some operations at once, so that they share calls to the store.
-
-        Portions take turns. All that the node has at once would spend their deadlines waiting for each other.
-        """
-        async with self._turns:
-            return await asyncio.gather(*[self._operation(principal, operation) for operation in operations])
-
-    async def _operation(self, principal: Principal, operation: Operation | BadRequest) -> Answer:
-        try:
+    def begin_operations(
+        self, principal: Principal, operations: Iterable[tuple[Operation | BadRequest, _Place]]
+    ) -> None:
+        """Some operations of a batch, each with its place in it."""
+        asked: list[Asked] = []
+        for operation, place in operations:
             if type(operation) is AcquireOperation:
-                key = operation.idempotency_key
-                return render.decision_body(await self._acquire(principal, operation, key))
-            if type(operation) is SettleOperation:
-                return await self._settle(principal, operation)
-            assert isinstance(operation, BadRequest)
-            return render.failure(operation)
-        except Exception as error:
-            return render.failure(error)
+                try:
+                    check_namespace(principal, operation.namespace)
+                except Forbidden as error:
+                    place.put(render.failure(error))
+                else:
+                    asked.append((operation, place.decided, operation.idempotency_key))
+            elif type(operation) is SettleOperation:
+                self._settle(principal, operation, place.put)
+            else:
+                assert isinstance(operation, BadRequest)
+                place.put(render.failure(operation))
+        self.engine.start_acquires(asked)
 
-    async def _acquire(self, principal: Principal, request: AcquireRequest, key: str | None) -> Decision:
-        if principal.namespace is not None:
-            check_namespace(principal, request.namespace)
-        return await self.engine.acquire(request, idempotency_key=key)
+    def _settle(self, principal: Principal, request: SettleRequest, reply: Reply) -> None:
+        self.engine.start_settle(request, partial(self._settled, reply), namespace=principal.namespace)
 
-    async def _settle(self, principal: Principal, request: SettleRequest) -> Answer:
-        return render.settled(await self.engine.settle(request, namespace=principal.namespace))
+    def _settled(self, reply: Reply, outcome: Settled | Exception) -> None:
+        self._settlements.put((reply, outcome))
+
+
+def _render_in_batches(decisions: list[tuple[_Place, Decision | Exception]]) -> None:
+    for place, outcome in decisions:
+        place.put(render.decision_body(outcome))
+
+
+def _render_settlements(settlements: list[tuple[Reply, Settled | Exception]]) -> None:
+    for reply, outcome in settlements:
+        reply(render.settled(outcome))
+
+
+class _Batch:
+    """A batch on its way: its operations are begun in portions, and answered in order once all have been."""
+
+    __slots__ = ("_answers", "_begun", "_left", "_operations", "_plane", "_principal", "_reply")
+
+    def __init__(
+        self, plane: Plane, principal: Principal, operations: Sequence[Operation | BadRequest], reply: Reply
+    ) -> None:
+        self._plane = plane
+        self._principal = principal
+        self._operations = operations
+        self._reply = reply
+        self._answers: list[Answer | None] = [None] * len(operations)
+        self._left = len(operations)
+        self._begun = 0
+
+    def begin(self) -> None:
+        """Begin the next portion."""
+        if not self._operations:
+            self._reply(render.batch(()))
+            return
+        begin, upto = self._begun, min(self._begun + PORTION, len(self._operations))
+        self._begun = upto
+        if upto < len(self._operations):
+            asyncio.get_running_loop().call_soon(self.begin)
+        places = ((self._operations[at], _Place(self, at)) for at in range(begin, upto))
+        self._plane.begin_operations(self._principal, places)
+
+    def decided(self, place: _Place, outcome: Decision | Exception) -> None:
+        """An acquire is decided, and to be rendered."""
+        self._plane.decisions_in_batches.put((place, outcome))
+
+    def put(self, at: int, answer: Answer) -> None:
+        """One operation is answered."""
+        self._answers[at] = answer
+        self._left -= 1
+        self._plane.turns.done()
+        if self._left == 0:
+            self._reply(render.batch([answer for answer in self._answers if answer is not None]))
+
+
+class _Place:
+    """Where in its batch an operation stands."""
+
+    __slots__ = ("_at", "_batch")
+
+    def __init__(self, batch: _Batch, at: int) -> None:
+        self._batch = batch
+        self._at = at
+
+    def decided(self, outcome: Decision | Exception) -> None:
+        """An acquire is decided."""
+        self._batch.decided(self, outcome)
+
+    def put(self, answer: Answer) -> None:
+        """The answer is there."""
+        self._batch.put(self._at, answer)
+
+
+def _too_busy(reply: Reply) -> None:
+    reply(render.failure(NotDecided("node_busy", "this node has more to decide than it can in time; nothing was done")))

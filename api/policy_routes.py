@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from api.answer import Answer
+from api.audit_routes import may_see
 from api.auth import Principal, check_namespace
-from api.decode import BadRequest, Invalid
+from api.decode import Invalid
+from api.editing import expected_revision, shown_change, tagged
 from api.explain import FieldProblem
 from api.json_text import Fields, shown
 from api.openapi import POLICIES, POLICY, POLICY_DELETE, POLICY_HISTORY, POLICY_PUT, POLICY_ROLLBACK
 from api.responses import admit, document_of, engine_of, json_answer, respond
 from limiter.model.policy import Policy, dump, read_policy
-from limiter.store.policies import AuditEntry, PolicyMissing, PolicyStore, RevisionConflict, StoredPolicies
+from limiter.store.policies import AuditEntry, PolicyMissing, PolicyStore, StoredPolicies
 
 router = APIRouter(tags=["policies"])
 
 REVISION_MAX = 2**53
-
-_TAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
-_STRONG_TAG = re.compile(r'(?<!W/)"(\d{1,15})"')
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @router.get("/v1/policies", **POLICIES)
@@ -44,7 +40,7 @@ async def list_policies(request: Request) -> Response:
         "revisions": {policy.name: stored.revisions[policy.name] for policy in policies},
         "damaged": dict(stored.damaged) if principal.namespace is None else {},
     }
-    return respond(_tagged(json_answer(document), stored.revision))
+    return respond(tagged(json_answer(document), stored.revision))
 
 
 @router.get("/v1/policies/{name}", **POLICY)
@@ -52,7 +48,7 @@ async def get_policy(request: Request, name: str) -> Response:
     """One policy as it was put; its revision is the `ETag`."""
     principal = admit(request, "view")
     policy, revision = _find(await _store(request).load(), principal, name)
-    return respond(_tagged(json_answer(dump(policy)), revision))
+    return respond(tagged(json_answer(dump(policy)), revision))
 
 
 @router.put("/v1/policies/{name}", **POLICY_PUT)
@@ -67,7 +63,7 @@ async def put_policy(request: Request, name: str) -> Response:
     if before is not None:
         check_namespace(principal, before.namespace)
     revision = await store.put(policy, who=principal.name, expected=_expected(request, stored, name))
-    return respond(_tagged(json_answer(dump(policy), 200 if before else 201), revision))
+    return respond(tagged(json_answer(dump(policy), 200 if before else 201), revision))
 
 
 @router.delete("/v1/policies/{name}", **POLICY_DELETE)
@@ -87,7 +83,7 @@ async def policy_history(request: Request, name: str) -> Response:
     """What was done to one policy, newest first: who, when, before, after."""
     principal = admit(request, "view")
     history = await _history(request, principal, name)
-    return respond(json_answer({"policy": name, "history": [_shown(entry) for entry in history]}))
+    return respond(json_answer({"policy": name, "history": [shown_change(entry) for entry in history]}))
 
 
 @router.post("/v1/policies/{name}/rollback", **POLICY_ROLLBACK)
@@ -97,10 +93,11 @@ async def rollback_policy(request: Request, name: str) -> Response:
     revision = _revision_of(await document_of(request))
     await _history(request, principal, name)
     store = _store(request)
-    now_at = await store.rollback(name, revision, who=principal.name)
+    expected = _expected(request, await store.load(), name)
+    now_at = await store.rollback(name, revision, who=principal.name, expected=expected)
     stored = await store.load()
     policy = stored.get(name)
-    return respond(_tagged(json_answer(dump(policy) if policy else None), now_at))
+    return respond(tagged(json_answer(dump(policy) if policy else None), now_at))
 
 
 def _store(request: Request) -> PolicyStore:
@@ -121,8 +118,7 @@ def _find(stored: StoredPolicies, principal: Principal, name: str) -> tuple[Poli
 async def _history(request: Request, principal: Principal, name: str) -> list[AuditEntry]:
     """What was done to a policy that this principal may know of."""
     history = await _store(request).history(name)
-    seen = [document for entry in history for document in (entry.before, entry.after) if isinstance(document, dict)]
-    if any(principal.namespace not in (None, document.get("namespace", "default")) for document in seen):
+    if not all(may_see(principal, entry) for entry in history):
         raise PolicyMissing(name)
     return history
 
@@ -142,34 +138,4 @@ def _revision_of(document: Any) -> int:
 
 
 def _expected(request: Request, stored: StoredPolicies, name: str) -> int | None:
-    """The revision that the caller means to replace: 0 for none, None for whatever is there."""
-    now_at = stored.revisions.get(name, 0)
-    if request.headers.get("if-none-match", "").strip() == "*":
-        return 0
-    condition = request.headers.get("if-match")
-    if condition is None:
-        return None
-    if condition.strip() == "*":
-        tags = {now_at} - {0}
-    elif _TAGS.fullmatch(condition):
-        tags = {int(tag) for tag in _STRONG_TAG.findall(condition)}
-    else:
-        raise BadRequest(f'If-Match: found {shown(condition)}; allowed: an ETag, such as "7", or *')
-    if now_at not in tags:
-        raise RevisionConflict(name, now_at)
-    return now_at
-
-
-def _tagged(answer: Answer, revision: int) -> Answer:
-    return answer.with_header("etag", f'"{revision}"')
-
-
-def _shown(entry: AuditEntry) -> dict[str, Any]:
-    return {
-        "revision": entry.revision,
-        "when": (_EPOCH + timedelta(microseconds=entry.when_us)).isoformat(timespec="milliseconds"),
-        "who": entry.who,
-        "action": entry.action,
-        "before": entry.before,
-        "after": entry.after,
-    }
+    return expected_revision(request, name, stored.revisions.get(name, 0), kind="policy")

@@ -47,18 +47,20 @@ def _draft(limits: Sequence[LimitState]) -> bytes:
     for limit in limits:
         if not limit.shadow:
             name, policy = _policy(limit.policy, limit.capacity, limit.rate, limit.window_s)
-            states.append(f"{name};r={_integer(limit.balance)};t={_integer(-(-limit.reset_ms // 1000))}")
+            states.append(b"%b;r=%d;t=%d" % (name, _integer(limit.balance), _integer(-(-limit.reset_ms // 1000))))
             policies.append(policy)
     if not states:
         return b""
-    return f"ratelimit: {', '.join(states)}\r\nratelimit-policy: {', '.join(policies)}\r\n".encode()
+    if len(states) == 1:
+        return b"ratelimit: %b\r\nratelimit-policy: %b\r\n" % (states[0], policies[0])
+    return b"ratelimit: %b\r\nratelimit-policy: %b\r\n" % (b", ".join(states), b", ".join(policies))
 
 
 @lru_cache(maxsize=4096)
-def _policy(policy: str, capacity: float, rate: float, window_s: float) -> tuple[str, str]:
-    name = _string(policy)
+def _policy(policy: str, capacity: float, rate: float, window_s: float) -> tuple[bytes, bytes]:
+    name = _string(policy).encode()
     quota, window = _quota(capacity, rate, window_s)
-    return name, f"{name};q={quota};w={window}"
+    return name, b"%b;q=%d;w=%d" % (name, quota, window)
 
 
 def _quota(capacity: float, rate: float, window_s: float) -> tuple[int, int]:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from math import ceil
 
 import msgspec
+from msgspec.structs import replace
 
 from api.answer import JSON, PROBLEM, Answer
 from api.auth import Forbidden, Unauthenticated
 from api.decode import BadRequest, Invalid
+from api.explain import FieldProblem
 from api.rate_limit_headers import HeaderSet, lines, reset_s
 from api.schemas import GrantedAnswer, Limit, Problem, RefusedAnswer, SettledAnswer
-from limiter.errors import IdempotencyConflict, NotDecided, SettledOtherwise, UnknownReservation
+from limiter.errors import (
+    IdempotencyConflict,
+    NotDecided,
+    SettledOtherwise,
+    TooManyLimits,
+    Uncovered,
+    UnfitField,
+    UnknownReservation,
+)
 from limiter.model.contract import Decision, Granted, LimitState, Refused, Settled
 from limiter.model.policy import PolicyError
 from limiter.store.errors import StoreError
 from limiter.store.inspect import CursorError
 from limiter.store.policies import PolicyMissing, RevisionConflict
-
-log = logging.getLogger(__name__)
 
 TYPES = "https://iana.org/assignments/http-problem-types"
 QUOTA_EXCEEDED = f"{TYPES}#quota-exceeded"
@@ -42,23 +49,34 @@ class Renderer:
     def __init__(self, headers: HeaderSet = "draft") -> None:
         self._headers: HeaderSet = headers
 
-    def decision(self, decision: Decision) -> Answer:
+    def decision(self, outcome: Decision | Exception) -> Answer:
         """The answer to an acquire."""
-        if isinstance(decision, Granted):
-            head = JSON + lines(decision.limits, self._headers)
-            return Answer(200, head + _REPLAYED if decision.replayed else head, _granted(decision))
-        head = PROBLEM + lines(decision.limits, self._headers)
-        if decision.retry == "after":
-            resets = [reset_s(limit) for limit in decision.limits if not limit.passed and not limit.shadow]
-            head += b"retry-after: %d\r\n" % max([_seconds(decision.retry_after_ms), *resets])
-        return Answer(429, head + _REPLAYED if decision.replayed else head, _refused(decision))
+        try:
+            return self._decision(outcome)
+        except Exception as error:
+            return failure(error)
+
+    def _decision(self, outcome: Decision | Exception) -> Answer:
+        if type(outcome) is Granted:
+            head = JSON + lines(outcome.limits, self._headers)
+            return Answer(200, head + _REPLAYED if outcome.replayed else head, _granted(outcome))
+        if type(outcome) is not Refused:
+            return failure(outcome)  # type: ignore[arg-type]
+        head = PROBLEM + lines(outcome.limits, self._headers)
+        if outcome.retry == "after":
+            resets = [reset_s(limit) for limit in outcome.limits if not limit.passed and not limit.shadow]
+            head += b"retry-after: %d\r\n" % max([_seconds(outcome.retry_after_ms), *resets])
+        return Answer(429, head + _REPLAYED if outcome.replayed else head, _refused(outcome))
 
 
-def decision_body(decision: Decision) -> Answer:
+def decision_body(outcome: Decision | Exception) -> Answer:
     """The same without headers: within a batch nobody would see them."""
-    if isinstance(decision, Granted):
-        return Answer(200, b"", _granted(decision))
-    return Answer(429, b"", _refused(decision))
+    try:
+        if type(outcome) is Granted:
+            return Answer(200, b"", _granted(outcome))
+        return Answer(429, b"", _refused(outcome)) if type(outcome) is Refused else failure(outcome)  # type: ignore[arg-type]
+    except Exception as error:
+        return failure(error)
 
 
 def _granted(granted: Granted) -> bytes:
@@ -77,10 +95,11 @@ def _granted(granted: Granted) -> bytes:
 
 
 def _refused(refused: Refused) -> bytes:
+    by_overload = refused.reason == "overload"
     return _encode(
         RefusedAnswer(
-            type=QUOTA_EXCEEDED,
-            title=QUOTA_EXCEEDED_TITLE,
+            type=REDUCED_CAPACITY if by_overload else QUOTA_EXCEEDED,
+            title=REDUCED_CAPACITY_TITLE if by_overload else QUOTA_EXCEEDED_TITLE,
             status=429,
             detail=refused.detail,
             granted=False,
@@ -91,13 +110,16 @@ def _refused(refused: Refused) -> bytes:
             limits=_limits(refused.limits),
             violated_policies=[limit.policy for limit in refused.limits if not limit.passed and not limit.shadow],
             degraded=refused.degraded,
+            overloaded=refused.overloaded,
         )
     )
 
 
-def settled(answer: Settled) -> Answer:
+def settled(outcome: Settled | Exception) -> Answer:
     """The answer to a settle."""
-    return Answer(200, JSON, _encode(_settled(answer)))
+    if isinstance(outcome, Exception):
+        return failure(outcome)
+    return Answer(200, JSON, _encode(_settled(outcome)))
 
 
 def _settled(answer: Settled) -> SettledAnswer:
@@ -108,11 +130,12 @@ def _settled(answer: Settled) -> SettledAnswer:
 
 def batch(answers: Iterable[Answer]) -> Answer:
     """The answers to a batch's operations, each as it would have stood alone, with its status."""
-    results = [
-        b'{"status":%d,%b' % (answer.status, answer.body[1:]) if answer.status == 200 else answer.body
-        for answer in answers
-    ]
-    return Answer(200, JSON, b'{"results":[' + b",".join(results) + b"]}")
+    results: list[bytes] = []
+    error = None
+    for answer in answers:
+        results.append(b'{"status":%d,%b' % (answer.status, answer.body[1:]) if answer.status == 200 else answer.body)
+        error = error or answer.error
+    return Answer(200, JSON, b'{"results":[' + b",".join(results) + b"]}", error)
 
 
 def problem(status: int, reason: str, detail: str) -> Answer:
@@ -121,11 +144,19 @@ def problem(status: int, reason: str, detail: str) -> Answer:
 
 
 def failure(error: Exception) -> Answer:
-    """What an exception means to the caller. One that means nothing is ours: 500, and logged."""
+    """What an exception means to the caller. One that means nothing is ours: 500, and to be logged."""
     if isinstance(error, BadRequest):
         return _bad_request(error)
+    if isinstance(error, UnfitField):
+        return _bad_request(Invalid([FieldProblem(error.field, error.found, error.allowed)]))
+    if isinstance(error, PolicyError):
+        return _bad_policy(error)
     if isinstance(error, NotDecided):
         return _not_decided(error)
+    if isinstance(error, StoreError):
+        return _not_decided(NotDecided("store_unavailable", str(error)))
+    if isinstance(error, PolicyMissing):
+        return problem(404, f"no_such_{error.kind}", str(error))
     if isinstance(error, SettledOtherwise):
         title = HTTPStatus.CONFLICT.phrase
         return _problem(Problem(BLANK, title, 409, str(error), "settled_otherwise", first=_settled(error.first)))
@@ -133,17 +164,16 @@ def failure(error: Exception) -> Answer:
         if isinstance(error, kind):
             answer = problem(status, reason, str(error))
             return answer.with_header("www-authenticate", CHALLENGE) if status == 401 else answer
-    log.error("a request failed", exc_info=error)
-    return problem(500, "internal", "the request failed for a reason of ours; it is in the log")
+    answer = problem(500, "internal", "the request failed for a reason of ours; it is in the log")
+    return replace(answer, error=error)
 
 
 _KINDS: dict[type[Exception], tuple[int, str]] = {
-    StoreError: (503, "store_unavailable"),
-    PolicyMissing: (404, "no_such_policy"),
     RevisionConflict: (412, "revision"),
-    PolicyError: (422, "invalid"),
     CursorError: (422, "invalid"),
     UnknownReservation: (404, "unknown_reservation"),
+    Uncovered: (403, "uncovered"),
+    TooManyLimits: (422, "too_many_policies"),
     IdempotencyConflict: (409, "idempotency_conflict"),
     Unauthenticated: (401, "unauthenticated"),
     Forbidden: (403, "forbidden"),
@@ -155,6 +185,14 @@ def _bad_request(error: BadRequest) -> Answer:
     return _problem(
         Problem(BLANK, HTTPStatus(error.status).phrase, error.status, str(error), error.reason, errors=errors)
     )
+
+
+def _bad_policy(error: PolicyError) -> Answer:
+    """What is wrong with a policy, on one line, and field by field."""
+    first, *others = error.problems
+    detail = f"{first} (and {len(others)} more)" if others else first
+    errors = tuple(FieldProblem(problem.field, problem.found, problem.allowed) for problem in error.fields)
+    return _problem(Problem(BLANK, HTTPStatus(422).phrase, 422, detail, "invalid", errors=errors))
 
 
 def _not_decided(error: NotDecided) -> Answer:

@@ -15,12 +15,14 @@ from api.explain import FieldProblem
 from api.json_text import Fields, Malformed
 from api.limits import read_body
 from api.plane import Plane
+from api.request_ids import SENT, identified
 from limiter.engine import Engine
 from limiter.settings import Settings
 
 
 def respond(answer: Answer) -> Response:
-    """A response with these headers, in this order, and no others."""
+    """A response with these headers, in this order, and the request's id."""
+    answer = identified(answer, SENT.get())
     response = Response(content=answer.body, status_code=answer.status)
     response.raw_headers = answer.headers
     return response

@@ -64,6 +64,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     """What is wrong, field by field."""
     first: SettledAnswer | None = None
     """What the first settle did."""
+    request_id: str | None = None
+    """The `x-request-id` that was sent, or one that was made: it is in the log, where anything was logged."""
 
 
 class RefusedAnswer(Struct, frozen=True, omit_defaults=True):
@@ -82,3 +84,5 @@ class RefusedAnswer(Struct, frozen=True, omit_defaults=True):
     violated_policies: list[str] = field(name="violated-policies")
     degraded: bool = False
     """Present, and true, where the store had no part in it."""
+    overloaded: bool = False
+    """Present, and true, where what the limits protect is overloaded: slow down (Q6)."""

@@ -1,9 +1,10 @@
 """Serving: one process, or several that share a socket.
 
-    cancelled ──► no new connections ──► what is in flight is answered ──► the engine drains ──► done (H8)
+    cancelled ──► the last call ──► what is in flight is answered ──► the engine drains ──► done (H8)
 
 Several workers are children of one supervisor, which binds the socket and gives it to each: a connection goes to
-whoever takes it first, and none waits at a worker that has died. They end with the supervisor, however it ends.
+whoever takes it first, and none waits at a worker that has died. They end with the supervisor, however it ends. When
+that is in order, it lets go of the socket before it tells them: the last worker to close it has emptied it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from api import logs
 from api.app import create_app
 from api.fastlane import FastLane
 from api.guard import GuardedProtocol
+from api.last_call import last_call, turn_away
+from api.tracing import Tracing, open_tracing
 from limiter.engine import Engine, open_engine
+from limiter.metrics.processes import bury, shared
 from limiter.policy_file import load_policy_file
 from limiter.settings import Settings, SettingsError
 from limiter.store import launch
@@ -38,6 +44,7 @@ GRACE_S = 30
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 5.0
 STEADY_S = 10.0  # a worker that has stood this long is forgiven its predecessors' deaths
+GARBAGE_MIN = 100_000  # objects more than were freed, before the collector looks
 
 Started = Callable[[], None]
 
@@ -56,16 +63,26 @@ class _Server(uvicorn.Server):
         if self.started:
             self._on_started()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take in who is at the door, close it, and answer everybody."""
+        await last_call(sockets or [])
+        await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
 
 
-def set_startup_aside() -> None:
-    """Spare the garbage collector what start-up left for good: walking it would stop the process for tens of ms."""
+def tame_collector() -> None:
+    """Let the garbage collector look seldom, and not at what start-up left for good.
+
+    Nothing on the hot path forms cycles, so what it makes goes by itself; the collector's usual eagerness, with
+    thousands of requests in flight, would cost more than serving them.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE_MIN, 20, 20)
 
 
 async def serve(settings: Settings, url: str, *, on_started: Callable[[str], None] = lambda _: None) -> None:
@@ -78,8 +95,11 @@ async def serve(settings: Settings, url: str, *, on_started: Callable[[str], Non
         load_policy_file(settings.policies)
     sockets = bind(settings)
     where = address(sockets, settings)
-    serve_with = serve_here if settings.workers == 1 else supervise
-    await serve_with(settings, url, sockets, lambda: on_started(where))
+    if settings.workers == 1:
+        await serve_here(settings, url, sockets, lambda: on_started(where))
+    else:
+        with shared(settings) as settings:
+            await supervise(settings, url, sockets, lambda: on_started(where))
 
 
 async def serve_here(
@@ -87,8 +107,8 @@ async def serve_here(
 ) -> None:
     """Serve from this process."""
     logs.configure(settings.log_format)
-    async with _running_engine(settings, url) as engine:
-        server = _Server(_config(engine, settings), on_started)
+    async with _running_engine(settings, url) as engine, _open_tracing(settings) as tracing:
+        server = _Server(_config(create_app(engine, settings, tracing), settings), on_started)
         serving = asyncio.create_task(server.serve(list(sockets)))
         try:
             await asyncio.shield(serving)
@@ -108,9 +128,20 @@ async def _running_engine(settings: Settings, url: str) -> AsyncIterator[Engine]
         await engine.stop()
 
 
-def _config(engine: Engine, settings: Settings) -> uvicorn.Config:
+@asynccontextmanager
+async def _open_tracing(settings: Settings) -> AsyncIterator[Tracing | None]:
+    tracing = open_tracing(settings)
+    try:
+        yield tracing
+    finally:
+        if tracing is not None:
+            # It waits for the collector, within its own bounds.
+            await asyncio.to_thread(tracing.close)
+
+
+def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(engine, settings),
+        app,
         http=FastLane if settings.fast_lane else GuardedProtocol,
         ws="none",
         lifespan="on",
@@ -164,29 +195,39 @@ async def supervise(
         bound.listen(BACKLOG)
         bound.set_inheritable(True)
     started = [asyncio.Event() for _ in range(settings.workers)]
-    async with AsyncExitStack() as stack:
-        for bound in sockets:
-            stack.callback(bound.close)
-        group = await stack.enter_async_context(asyncio.TaskGroup())
-        for event in started:
-            group.create_task(_keep_running(url, sockets, event))
-        for event in started:
-            await event.wait()
-        on_started()
+    async with asyncio.TaskGroup() as group:
+        try:
+            for event in started:
+                group.create_task(_keep_running(_worker_environment(settings, url), sockets, event))
+            for event in started:
+                await event.wait()
+            on_started()
+            await asyncio.Event().wait()  # until cancelled
+        finally:  # before the group tells the workers
+            turn_away(sockets)
+            for bound in sockets:
+                bound.close()
 
 
-async def _keep_running(url: str, sockets: Sequence[socket.socket], started: asyncio.Event) -> None:
+def _worker_environment(settings: Settings, url: str) -> dict[str, str]:
+    assert settings.metrics_dir is not None, "several processes are scraped as one"
+    return os.environ | {"HEADGATE_REDIS_URL": url, "HEADGATE_METRICS_DIR": str(settings.metrics_dir)}
+
+
+async def _keep_running(
+    environment: Mapping[str, str], sockets: Sequence[socket.socket], started: asyncio.Event
+) -> None:
     loop = asyncio.get_running_loop()
     backoff_s = BACKOFF_MIN_S
     while True:
         since_s = loop.time()
-        code = await _run_worker(url, sockets, started)
+        code = await _run_worker(environment, sockets, started)
         backoff_s = BACKOFF_MIN_S if loop.time() - since_s > STEADY_S else min(2 * backoff_s, BACKOFF_MAX_S)
         log.error("a worker ended with %d; another one starts in %.1f s", code, backoff_s)
         await asyncio.sleep(backoff_s)
 
 
-async def _run_worker(url: str, sockets: Sequence[socket.socket], started: asyncio.Event) -> int:
+async def _run_worker(environment: Mapping[str, str], sockets: Sequence[socket.socket], started: asyncio.Event) -> int:
     """One worker's life; cancelled, it is asked to end and waited for."""
     says, told = os.pipe()
     fds = [bound.fileno() for bound in sockets]
@@ -196,13 +237,14 @@ async def _run_worker(url: str, sockets: Sequence[socket.socket], started: async
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable, launch.__file__, str(os.getpid()), *worker,
-            env=os.environ | {"HEADGATE_REDIS_URL": url}, pass_fds=[told, *fds],
+            env=environment, pass_fds=[told, *fds],
         )  # fmt: skip
         os.close(told)
         try:
             return await process.wait()
         finally:
             await _end(process)
+            bury(Path(environment["HEADGATE_METRICS_DIR"]), process.pid)
     finally:
         loop.remove_reader(says)
         os.close(says)

@@ -5,33 +5,27 @@ The numbers are file descriptors: one byte goes into the pipe once it serves; th
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import socket
 import sys
 from contextlib import suppress
 
 import uvloop
 
-from api.server import serve_here, set_startup_aside
+from api.server import serve_here, tame_collector
 from limiter.settings import Settings
+from limiter.stopping import until_stopped
 
 
 async def _main(told: int, sockets: list[socket.socket]) -> None:
     settings = Settings.load()
     assert settings.redis_url is not None, "the supervisor names the store"
-    serving = asyncio.ensure_future(
-        serve_here(settings, settings.redis_url.get_secret_value(), sockets, lambda: _say_started(told))
-    )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-    with suppress(asyncio.CancelledError):
-        await serving
+    url = settings.redis_url.get_secret_value()
+    await until_stopped(serve_here(settings, url, sockets, lambda: _say_started(told)))
 
 
 def _say_started(told: int) -> None:
-    set_startup_aside()
+    tame_collector()
     with suppress(OSError):
         os.write(told, b"1")
 

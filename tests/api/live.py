@@ -32,6 +32,9 @@ policies:
   - {name: hits, match: {service: hits}, per: [customer], mechanism: requests, rate: 0.001, burst: 3,
      steering: {initial: C}}
   - {name: trial, match: {trial: "*"}, per: [customer], rate: 1/d, capacity: 1, shadow: true}
+  - {name: busy, match: {service: busy}, per: [customer], rate: 100, capacity: 500ms,
+     overload: {expectations: {}, response_time: {}, utilisation: {target: 80%}}}
+  - {name: crowd, match: {service: crowd}, rate: 1000, overload: {utilisation: {}}}
   - {name: tenant, namespace: tenant1, match: {}, per: [customer], rate: 1/d, capacity: 10}
 """
 
@@ -75,9 +78,13 @@ class LiveApi:
         assert not self.running
 
     def begin_to_stop(self) -> None:
-        assert self._serving is not None
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self._serving.cancel)
+            self.loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        assert self._serving is not None
+        if not self._serving.cancelling():
+            self._serving.cancel()
 
     def tasks(self) -> int:
         """How many tasks it has now."""
@@ -98,7 +105,7 @@ class LiveApi:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._serving = asyncio.ensure_future(serve(self.settings, self._url, on_started=self._address.set_result))
+        self._serving = asyncio.create_task(serve(self.settings, self._url, on_started=self._address.set_result))
         with suppress(asyncio.CancelledError):
             await self._serving
 
@@ -242,6 +249,11 @@ def request(
 def ask(customer: str, service: str = "slow", **fields: Any) -> dict[str, Any]:
     """The body of an acquire."""
     return {"descriptor": {"service": service, "operation": "read", "customer": customer}, **fields}
+
+
+def without_id(problem: dict[str, Any]) -> dict[str, Any]:
+    """A problem's body without the id of its request, which no two share."""
+    return {name: value for name, value in problem.items() if name != "request_id"}
 
 
 def statuses(replies: Sequence[Reply]) -> list[int]:

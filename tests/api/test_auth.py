@@ -82,10 +82,12 @@ def test_probes_and_documents_need_no_key(guarded: LiveApi) -> None:
         ("eyes", "DELETE", "/v1/policies/x", None),
         ("shop", "GET", "/v1/policies", None),
         ("shop", "GET", "/v1/buckets", None),
+        ("shop", "GET", "/v1/controller", None),
         ("shop", "PUT", "/v1/policies/x", POLICY),
         ("tenant", "POST", "/v1/acquire", ask("c")),
         ("tenant-boss", "PUT", "/v1/policies/x", POLICY),
         ("tenant-boss", "GET", "/v1/buckets", None),
+        ("tenant-boss", "GET", "/v1/controller", None),
     ],
 )
 def test_a_key_opens_no_more_than_its_role(
@@ -101,6 +103,7 @@ def test_a_key_opens_no_more_than_its_role(
 def test_viewers_view_and_admins_manage(guarded: LiveApi) -> None:
     assert send(guarded, "eyes", "GET", "/v1/policies") == 200
     assert send(guarded, "eyes", "GET", "/v1/buckets") == 200
+    assert send(guarded, "eyes", "GET", "/v1/controller") == 200
     assert send(guarded, "boss", "PUT", "/v1/policies/made-by-boss", POLICY) in (200, 201)
     assert send(guarded, "boss", "DELETE", "/v1/policies/made-by-boss") == 204
 

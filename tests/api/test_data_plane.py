@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.live import LiveApi, ask
+from tests.api.live import LiveApi, ask, without_id
 
 REFUSED_FIELDS = [
     "type", "title", "status", "detail", "granted", "policy", "reason", "retry", "retry_after_ms", "limits",
@@ -93,7 +93,7 @@ def test_a_reservation_that_is_none_gets_the_same_answer(client: httpx.Client, t
     """R6"""
     answer = settle(client, token, work=1)
     assert answer.status_code == 404
-    assert answer.content == settle(client, "another", work=1).content
+    assert without_id(answer.json()) == without_id(settle(client, "another", work=1).json())
 
 
 def test_an_idempotency_key_gives_the_same_decision(client: httpx.Client, customer: str) -> None:
@@ -166,8 +166,8 @@ def test_a_batch_answers_each_operation_as_its_own_call_would(client: httpx.Clie
     assert results[4]["reservation"] == results[5]["reservation"]
     assert list(results[0])[:3] == ["status", "granted", "reservation"]
     alone = client.post("/v1/acquire", json=ask(customer, work=-2))
-    assert results[3] == alone.json()
-    assert results[2] == settle(client, "nonsense", work=1).json()
+    assert results[3] == without_id(alone.json())
+    assert results[2] == without_id(settle(client, "nonsense", work=1).json())
 
 
 def test_an_empty_batch_has_no_results(client: httpx.Client) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from api import decode, json_text
 from api.decode import AcquireOperation, BadRequest, Invalid
 from api.explain import problems
-from limiter.model.contract import AcquireRequest, SettleRequest
+from limiter.model.contract import AcquireRequest, SettleRequest, SignalRequest
 
 texts = st.one_of(st.text(max_size=5), st.text(min_size=60, max_size=70), st.just("x" * 1025), st.just("critical"))
 scalars = st.one_of(
@@ -25,13 +25,15 @@ descriptors = st.one_of(values, st.dictionaries(texts, texts, max_size=34))
 
 def documents(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     fields = dict.fromkeys(kind.__struct_fields__, values) | {"unknown": values, "op": values}
-    if kind is not SettleRequest:
+    if "descriptor" in fields:
         fields["descriptor"] = descriptors
+    if kind is SignalRequest:
+        fields["signals"] = fields["key"] = values | st.dictionaries(texts, scalars, max_size=18)
     return st.fixed_dictionaries({}, optional=fields) | values
 
 
 @settings(max_examples=400, deadline=None)
-@given(data=st.data(), kind=st.sampled_from([AcquireRequest, SettleRequest]))
+@given(data=st.data(), kind=st.sampled_from([AcquireRequest, SettleRequest, SignalRequest]))
 def test_the_explainer_and_the_decoder_agree(data: st.DataObject, kind: type[msgspec.Struct]) -> None:
     body = json.dumps(data.draw(documents(kind))).encode()
     found = problems(json_text.read(body), kind)

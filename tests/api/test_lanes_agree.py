@@ -24,6 +24,7 @@ IDS_AND_TIMES = [
     (re.compile(rb'"reservation":"[^"]*"'), b'"reservation":"id"'),
     (re.compile(rb'"(balance|retry_after_ms)":[-0-9.e]+'), rb'"\1":0'),
     (re.compile(rb"balance is [-0-9.e+]+"), b"balance is 0"),
+    (re.compile(rb'"request_id":"[0-9a-f]{32}"'), b'"request_id":"made"'),
 ]
 
 
@@ -31,7 +32,7 @@ def normal(reply: Reply, customer: bytes) -> tuple[int, list[tuple[str, str]], b
     body = reply.body.replace(customer, CUSTOMER)
     for pattern, instead in IDS_AND_TIMES:
         body = pattern.sub(instead, body)
-    headers = [(name, re.sub(r"t=\d+", "t=0", value)) for name, value in reply.headers]
+    headers = [(name, re.sub(r"t=\d+|^[0-9a-f]{32}$", "t=0", value)) for name, value in reply.headers]
     skipped = {"date", "content-length", "retry-after"}  # balances differ in their last digits, and so in length
     return reply.status, [pair for pair in headers if pair[0] not in skipped], body, reply.complete
 
@@ -195,6 +196,15 @@ HAND_MADE: list[bytes] = [
     OK.replace(LENGTH, LENGTH + b"Idempotency-Key: \r\n"),
     OK.replace(LENGTH, LENGTH + b"Idempotency-Key: CUSTOMER-NAME\r\nIdempotency-Key: two\r\n"),
     OK.replace(LENGTH, LENGTH + b"Idempotency-Key: CUSTOMER-NAME\r\n") * 2,
+    OK.replace(LENGTH, LENGTH + b"X-Request-Id: one/2\r\n"),
+    OK.replace(LENGTH, LENGTH + b"X-Request-Id: one\r\nX-Request-Id: two\r\n"),
+    OK.replace(LENGTH, LENGTH + b'X-Request-Id: "quoted"\r\n'),
+    OK.replace(LENGTH, LENGTH + b"X-Request-Id: \r\n"),
+    OK.replace(LENGTH, LENGTH + b"X-Request-Id: " + b"x" * 129 + b"\r\n"),
+    OK.replace(LENGTH, LENGTH + b"X-Request-Id: one\r\nContent-Encoding: gzip\r\n"),
+    OK.replace(LENGTH, LENGTH + b"Traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"),
+    request("/v1/settle", {"reservation": "x", "work": 1}, headers=[JSON, ("x-request-id", "mine")]),
+    request("/v1/batch", {"operations": [{"op": "settle"}]}, headers=[JSON, ("x-request-id", "mine")]),
     OK.replace(LENGTH, LENGTH + b"Content-Type: text/plain\r\n"),
     OK.replace(b"application/json", b"text/plain"),
     OK.replace(b"application/json", b"\xff"),

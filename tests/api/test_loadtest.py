@@ -15,10 +15,13 @@ def test_the_generator_gets_answers(both: dict[Lane, LiveApi]) -> None:
         assert 0 < load.p50_ms <= load.p99_ms
 
 
-def judged(a: float, b: float, c: float, d: float, p99_ms: float = 5.0, errors: int = 0) -> bool:
+def judged(
+    a: float, b: float, c: float, d: float, p99_ms: float = 5.0, errors: int = 0, *, decided: bool = True
+) -> bool:
     rows = variants()
     for row, rate in zip(rows, (a, b, c, d / 100), strict=True):
         row.loads.append(Load(rate, 1.0, p99_ms, errors))
+        row.probes = [True, decided]
     return render(rows, ceiling_per_s=100_000, memory_mb=200)[1]
 
 
@@ -29,3 +32,4 @@ def test_aims_are_judged() -> None:
     assert not judged(1000, 5000, 8000, 49_000)
     assert not judged(1000, 5000, 8000, 50_000, p99_ms=11)
     assert not judged(1000, 5000, 8000, 50_000, errors=1)
+    assert not judged(1000, 5000, 8000, 50_000, decided=False)

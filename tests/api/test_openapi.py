@@ -1,6 +1,7 @@
 """The OpenAPI document is true, and nothing generated from it makes the server fail."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from tests.support.servers import running
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance, content_type_conformance]
 OPERATIONS = [
-    "POST /v1/acquire", "POST /v1/settle", "POST /v1/batch", "GET /v1/policies", "GET /v1/policies/{name}",
-    "PUT /v1/policies/{name}", "DELETE /v1/policies/{name}", "GET /v1/policies/{name}/history",
-    "POST /v1/policies/{name}/rollback", "GET /v1/buckets", "GET /healthz", "GET /readyz",
+    "POST /v1/acquire", "POST /v1/settle", "POST /v1/batch", "POST /v1/signals", "GET /v1/policies",
+    "GET /v1/policies/{name}", "PUT /v1/policies/{name}", "DELETE /v1/policies/{name}",
+    "GET /v1/policies/{name}/history", "POST /v1/policies/{name}/rollback", "GET /v1/namespaces",
+    "GET /v1/namespaces/{name}", "PUT /v1/namespaces/{name}", "DELETE /v1/namespaces/{name}", "GET /v1/audit",
+    "GET /v1/buckets", "GET /v1/controller", "GET /healthz", "GET /readyz", "GET /metrics",
 ]  # fmt: skip
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 
@@ -63,14 +66,21 @@ def test_the_document_describes_every_route(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     listed = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert listed == set(OPERATIONS)
-    assert {"AcquireRequest", "SettleRequest", "GrantedAnswer", "RefusedAnswer", "Problem", "Policy"} <= set(
-        document["components"]["schemas"]
-    )
+    assert {
+        "AcquireRequest",
+        "SettleRequest",
+        "SignalRequest",
+        "GrantedAnswer",
+        "RefusedAnswer",
+        "Problem",
+        "Policy",
+        "Namespace",
+    } <= set(document["components"]["schemas"])
 
 
 def test_the_examples_of_the_document_are_taken(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
-    for path in ("/v1/acquire", "/v1/settle", "/v1/batch"):
+    for path in ("/v1/acquire", "/v1/settle", "/v1/batch", "/v1/signals"):
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         for example in content["examples"].values():
             assert client.post(path, json=example["value"]).status_code in (200, 404)
@@ -78,3 +88,20 @@ def test_the_examples_of_the_document_are_taken(client: httpx.Client) -> None:
 
 def test_the_docs_are_served(client: httpx.Client) -> None:
     assert "Headgate" in client.get("/docs").text
+
+
+def test_the_page_of_the_document_needs_nobody_else(client: httpx.Client) -> None:
+    """Nothing is downloaded from anywhere else."""
+    page = client.get("/docs")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "//" not in page.text
+    assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
+    paths = re.findall(r'(?:src|href)="(?!data:)([^"]+)"', page.text)
+    assert len(paths) == 3
+    for path in paths:
+        asset = client.get(f"/{path}")
+        assert (asset.status_code, len(asset.content) > 100) == (200, True), path
+    assert "//" not in client.get("/docs/start.js").text
+    assert "url(http" not in client.get("/docs/swagger-ui.css").text
+    for path in ("/docs/redoc.standalone.js", "/docs/..%2f__init__.py", "/redoc"):
+        assert client.get(path).status_code == 404

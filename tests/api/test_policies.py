@@ -153,6 +153,95 @@ def test_history_and_rollback(client: httpx.Client, name: str) -> None:
     client.delete(f"/v1/policies/{name}")
 
 
+def test_of_two_who_roll_back_the_slower_one_loses(client: httpx.Client, name: str) -> None:
+    """P6"""
+    first = put(client, name).headers["etag"]
+    second = put(client, name, POLICY | {"rate": 1}).headers["etag"]
+    document = {"revision": int(first.strip('"'))}
+    put(client, name, POLICY | {"rate": 2})
+    lost = client.post(f"/v1/policies/{name}/rollback", json=document, headers={"If-Match": second})
+    assert (lost.status_code, lost.json()["reason"]) == (412, "revision")
+    assert client.get(f"/v1/policies/{name}").json()["rate"] == 2
+    tag = client.get(f"/v1/policies/{name}").headers["etag"]
+    won = client.post(f"/v1/policies/{name}/rollback", json=document, headers={"If-Match": tag})
+    assert (won.status_code, won.json()) == (200, {"name": name, **POLICY})
+    client.delete(f"/v1/policies/{name}")
+
+
+def test_a_bad_policy_is_told_field_by_field_and_on_one_line(client: httpx.Client, name: str) -> None:
+    """P2"""
+    refused = put(client, name, POLICY | {"rate": -1, "capacity": "5 parsecs", "colour": "red"}).json()
+    assert refused["detail"].startswith(f"policy '{name}', rate: found -1; allowed: ")
+    assert refused["detail"].endswith(" (and 2 more)")
+    assert "\n" not in refused["detail"]
+    rate, capacity, colour = refused["errors"]
+    assert (rate["field"], rate["found"]) == ("rate", "-1")
+    assert (capacity["field"], capacity["found"]) == ("capacity", "'5 parsecs'")
+    assert (colour["field"], "capacity" in colour["allowed"]) == ("colour", True)
+
+
+def test_the_audit_log_tells_of_every_change_page_by_page(client: httpx.Client, name: str) -> None:
+    """P6"""
+    for rate in range(1, 5):
+        put(client, name, POLICY | {"rate": rate})
+    client.delete(f"/v1/policies/{name}")
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    while len(found) < 5:
+        page = client.get("/v1/audit", params={"limit": 2, "cursor": cursor}).json()
+        found += [change for change in page["changes"] if change["name"] == name]
+        cursor = page["cursor"]
+        if not cursor:
+            break
+    assert [(change["kind"], change["action"], change["who"]) for change in found] == [
+        ("policy", "delete", "anybody"), *[("policy", "put", "anybody")] * 4
+    ]  # fmt: skip
+    assert [change["before"] and change["before"]["rate"] for change in found] == [4, 3, 2, 1, None]
+    assert found[0]["revision"] > found[-1]["revision"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=1001", "cursor=!!", "cursor=1", "cursor=%ff"])
+def test_a_bad_question_for_the_audit_log_is_named(client: httpx.Client, query: str) -> None:
+    answer = client.get(f"/v1/audit?{query}")
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+
+
+def test_a_namespace_is_edited_like_a_policy(client: httpx.Client, name: str) -> None:
+    """P6"""
+    path, spread = f"/v1/namespaces/{name}", {"partitions": 4, "partition_by": ["customer"]}
+    assert client.get(path).json()["reason"] == "no_such_namespace"
+    made = client.put(path, json=spread, headers={"If-None-Match": "*"})
+    assert (made.status_code, made.json()) == (201, spread)
+    tag = made.headers["etag"]
+    read = client.get(path)
+    assert (read.json(), read.headers["etag"]) == (spread, tag)
+    listed = client.get("/v1/namespaces").json()
+    assert (listed["namespaces"][name], f'"{listed["revisions"][name]}"') == (spread, tag)
+    assert client.get("/v1/policies").json()["namespaces"][name] == spread
+    assert client.put(path, json={}, headers={"If-Match": tag}).json() == {"partitions": 1, "partition_by": []}
+    lost = client.delete(path, headers={"If-Match": tag})
+    assert (lost.status_code, lost.json()["detail"].startswith(f"namespace '{name}' is at revision ")) == (412, True)
+    assert client.delete(path, headers={"If-Match": "*"}).status_code == 204
+    assert client.delete(path).status_code == 404
+    newest = client.get("/v1/audit", params={"limit": 1}).json()["changes"][0]
+    assert (newest["kind"], newest["name"], newest["action"], newest["after"]) == ("namespace", name, "delete", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "field"),
+    [
+        ("wide", {"partitions": 0}, "partitions"),
+        ("wide", {"partitions": 2}, "partition_by"),
+        ("wide", {"colour": 1}, "colour"),
+        ("wide", [], ""),
+        ("no%20name", {}, "namespaces"),
+    ],
+)
+def test_a_bad_namespace_is_refused(client: httpx.Client, name: str, document: Any, field: str) -> None:
+    refused = client.put(f"/v1/namespaces/{name}", json=document)
+    assert (refused.status_code, [error["field"] for error in refused.json()["errors"]]) == (422, [field])
+
+
 def test_a_settle_is_honoured_after_its_policy_is_deleted(client: httpx.Client, name: str, customer: str) -> None:
     """P3"""
     put(client, name, {"match": {"gone": customer}, "rate": 1, "capacity": 10})

@@ -3,6 +3,8 @@
 import http.client
 import socket
 import ssl
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,22 @@ def test_a_connection_is_kept_and_used_again(api: LiveApi, customer: str) -> Non
             (reply,) = wire.receive()
             assert reply.json["limits"][0]["balance"] == pytest.approx(9 - number, abs=0.1)
             assert reply.header("connection") is None
+
+
+@pytest.mark.parametrize("hosts", [(), ("x", "x"), ("x", "y")], ids=["none", "twice", "two"])
+def test_http_1_1_needs_one_host(api: LiveApi, customer: str, hosts: tuple[str, ...]) -> None:
+    """RFC 9112, 3.2"""
+    lines = b"".join(b"Host: %b\r\n" % host.encode() for host in hosts)
+    for one in (request(body=ask(customer)), b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
+        (reply,) = exchange(api, one.replace(b"Host: x\r\n", lines))
+        assert (reply.status, reply.json["reason"], reply.header("connection")) == (400, "host", "close")
+    assert exchange(api, b"GET /healthz HTTP/1.0\r\n\r\n")[0].status == 200
+
+
+def test_two_idempotency_keys_are_none(api: LiveApi, customer: str) -> None:
+    headers = [("Content-Type", "application/json"), ("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+    reply = exchange(api, request(body=ask(customer), headers=headers))[0]
+    assert (reply.status, reply.json["detail"]) == (400, "Idempotency-Key: found it twice; allowed: one")
 
 
 def test_answers_have_uvicorn_s_own_headers(api: LiveApi, customer: str) -> None:
@@ -223,6 +241,43 @@ def test_a_client_that_does_not_read_is_waited_for(
         replies = wire.receive(sent // len(one))
     assert len(replies) == sent // len(one) > 3
     assert {(reply.status, len(reply.json["results"])) for reply in replies} == {(200, 100)}
+
+
+UNREAD = request("/v1/batch", {"operations": [{"op": "settle", "reservation": "x", "work": 1}] * 100})
+"""Its answer is much longer than itself."""
+
+
+def test_a_client_that_never_reads_is_dropped(
+    store: Server, policies: Path, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: what it was sent is not kept for it for ever."""
+    monkeypatch.setattr("api.server.bind", _bind_with_small_buffers)
+    with (
+        live(store.url, policies, lane=lane, body_timeout_s=0.5) as api,
+        Wire(api, buffer_bytes=4096) as wire,
+        pytest.raises((ConnectionResetError, BrokenPipeError)),
+    ):
+        wire.socket.sendall(UNREAD * 200)
+
+
+@pytest.mark.parametrize("count", [4, 200], ids=["few answers", "more than is kept"])
+def test_a_client_that_never_reads_does_not_hold_up_a_shutdown(
+    store: Server, policies: Path, lane: Lane, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H8"""
+    monkeypatch.setattr("api.server.bind", _bind_with_small_buffers)
+    with live(store.url, policies, lane=lane) as api, Wire(api, buffer_bytes=4096) as wire:
+        _ask_and_never_read(wire, count=count)
+        began_s = time.monotonic()
+        api.stop()
+        assert time.monotonic() - began_s < 8
+
+
+def _ask_and_never_read(wire: Wire, *, count: int) -> None:
+    """Send requests, until all are sent or the server takes no more: it has to be stuck, and not merely slow."""
+    wire.socket.settimeout(2)
+    with suppress(TimeoutError):
+        wire.socket.sendall(UNREAD * count)
 
 
 def _bind_with_small_buffers(settings: Settings) -> list[socket.socket]:

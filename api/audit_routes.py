@@ -1,0 +1,45 @@
+"""The audit log over HTTP: every change of policies and namespaces, by whomever it was made (P6)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from api.auth import Principal
+from api.editing import shown_change
+from api.openapi import AUDIT
+from api.responses import admit, engine_of, json_answer, respond
+from limiter.store.policies import AuditEntry
+
+router = APIRouter(tags=["audit"])
+
+
+@router.get("/v1/audit", **AUDIT)
+async def audit(
+    request: Request,
+    cursor: Annotated[str, Query(max_length=64)] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """A page of the audit log, newest first; the next one with its `cursor`, until that is empty.
+
+    A key that is bound to a namespace sees what concerns it; its pages may be shorter than `limit`.
+    """
+    principal = admit(request, "view")
+    page = await engine_of(request).store.audit_page(cursor=cursor, limit=limit)
+    changes = [
+        {"kind": entry.kind, "name": entry.name, **shown_change(entry)}
+        for entry in page.entries
+        if may_see(principal, entry)
+    ]
+    return respond(json_answer({"changes": changes, "cursor": page.cursor}))
+
+
+def may_see(principal: Principal, entry: AuditEntry) -> bool:
+    """Whether a change concerns nobody else's namespace."""
+    if principal.namespace is None:
+        return True
+    if entry.kind == "namespace":
+        return entry.name == principal.namespace
+    documents = [document for document in (entry.before, entry.after) if isinstance(document, dict)]
+    return all(document.get("namespace", "default") == principal.namespace for document in documents)

@@ -1,0 +1,55 @@
+"""The controller over HTTP: who steers a partition, and why its buckets are what they are (R11)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from api.auth import check_namespace
+from api.openapi import CONTROLLER
+from api.responses import admit, engine_of, json_answer, respond
+from limiter.model.policy import PARTITIONS_MAX
+from limiter.model.reasoning import reasoning
+from limiter.model.stewardship import Lease
+from limiter.store import inspect
+
+router = APIRouter(tags=["controller"])
+
+Text = Annotated[str, Query(max_length=256)]
+
+
+@router.get("/v1/controller", **CONTROLLER)
+async def show_controller(
+    request: Request,
+    namespace: Text = "default",
+    partition: Annotated[int, Query(ge=0, lt=PARTITIONS_MAX)] = 0,
+    policy: Annotated[str | None, Query(max_length=64)] = None,
+    contains: Text = "",
+    cursor: Annotated[str, Query(max_length=8192)] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """Who steers a partition, and a page of its steered buckets with the reasoning of their last cycles.
+
+    The next page comes with its `cursor`, until that is empty. What the controller keeps is about a second old.
+    """
+    check_namespace(admit(request, "view"), namespace)
+    link = engine_of(request).link
+    now_us = await inspect.now_us(link)
+    page = await inspect.list_steered(
+        link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=limit
+    )
+    document = {
+        "owner": _shown(page.owner),
+        "buckets": [reasoning(name, record, memory, now_us) for name, record, memory in page.buckets],
+        "cursor": page.cursor,
+        "unreadable": page.unreadable,
+    }
+    return respond(json_answer(document))
+
+
+def _shown(owner: Lease | None) -> dict[str, Any] | None:
+    if owner is None:
+        return None
+    name = owner.owner.decode("utf-8", "backslashreplace")
+    return {"controller": name, "fence": owner.fence, "expires_in_ms": owner.left_ms}

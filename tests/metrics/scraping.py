@@ -1,0 +1,62 @@
+"""What a scrape shows, read by prometheus-client's own parser."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import httpx
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+POLICIES = """
+policies:
+  - {name: learning, match: {service: learning}, rate: 100000, charge: learned}
+  - {name: capped, match: {service: capped}, rate: 100000, mechanism: requests}
+  - {name: month, match: {service: month}, quota: {work: 1000, period: month}}
+  - {name: guarded, match: {service: guarded}, rate: 1000, overload: {utilisation: {}}}
+  - {name: each, match: {service: each}, per: [customer], rate: 1/d, capacity: 10, max_debt: 100}
+"""
+
+
+@dataclass
+class Scrape:
+    """The answer to one scrape."""
+
+    families: list[Metric] = field(default_factory=list)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Of the one sample that has these labels."""
+        (found,) = self.values(name, **labels).values()
+        return found
+
+    def values(self, name: str, **labels: str) -> dict[tuple[tuple[str, str], ...], float]:
+        return {
+            tuple(sorted(sample_labels.items())): value
+            for sample, sample_labels, value in self.samples()
+            if sample == name and labels.items() <= sample_labels.items()
+        }
+
+    def samples(self) -> Iterator[tuple[str, Mapping[str, str], float]]:
+        for family in self.families:
+            for sample in family.samples:
+                yield sample.name, sample.labels, sample.value
+
+    def label_names(self) -> dict[str, set[str]]:
+        """The labels of each sample's name."""
+        found: dict[str, set[str]] = {}
+        for name, labels, _ in self.samples():
+            found.setdefault(name, set()).update(labels)
+        return found
+
+    def label_values(self) -> dict[tuple[str, str], set[str]]:
+        """What each label of each sample's name was."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for name, labels, _ in self.samples():
+            for label, value in labels.items():
+                found.setdefault((name, label), set()).add(value)
+        return found
+
+
+def scrape(client: httpx.Client, path: str = "/metrics") -> Scrape:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return Scrape(list(text_string_to_metric_families(answer.text)))

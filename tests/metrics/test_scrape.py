@@ -1,0 +1,190 @@
+"""Who may scrape, and what the numbers of a real node come to."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.auth import new_key
+from limiter.metrics import named
+from tests.api.live import LiveApi, Wire, ask, live
+from tests.api.test_shutdown import HEADGATE
+from tests.metrics.scraping import POLICIES, scrape
+from tests.support import eventually
+from tests.support.servers import Server, free_port, running
+
+
+@pytest.fixture
+def policies(tmp_path: Path) -> Path:
+    file = tmp_path / "policies.yaml"
+    file.write_text(POLICIES)
+    return file
+
+
+@pytest.fixture(params=["fast", "plain"])
+def node(valkey: Server, policies: Path, request: pytest.FixtureRequest) -> Iterator[LiveApi]:
+    with live(valkey.url, policies, lane=request.param) as api:
+        yield api
+
+
+def test_decisions_work_and_answers_are_counted(node: LiveApi) -> None:
+    with node.client() as client:
+        reservation = client.post("/v1/acquire", json=ask("c1", "each", work=4)).json()["reservation"]
+        client.post("/v1/acquire", json=ask("c1", "each", work=9, dry_run=True))
+        client.post("/v1/settle", json={"reservation": reservation, "work": 6})
+        client.post("/v1/settle", json={"reservation": reservation, "work": 6})
+        client.post("/v1/acquire", json=ask("c1", "each", work=4))
+        client.post("/v1/acquire", json=ask("c1", "each"))
+        client.post("/v1/acquire", json=ask("c1", "nobody"))
+        client.post("/v1/acquire", json={})
+        client.head("/healthz")
+        client.get("/docs")
+        shown = scrape(client)
+    decisions = {labels: value for labels, value in shown.values("headgate_decisions_total").items() if value}
+    assert decisions == {
+        (("decision", "granted"), ("reason", "none")): 3,
+        (("decision", "refused"), ("reason", "work")): 1,
+    }
+    assert shown.value("headgate_work_admitted_total") == 8
+    assert shown.value("headgate_work_settled_total") == 6
+    assert shown.value("headgate_work_corrected_total", direction="debited") == 2
+    assert shown.value("headgate_dry_runs_total") == 1
+    assert shown.value("headgate_uncovered_requests_total") == 1
+    assert shown.value("headgate_settles_total", outcome="duplicate") == 1
+    answers = {
+        (labels[0][1], labels[1][1]): value for labels, value in shown.values("headgate_http_requests_total").items()
+    }
+    assert answers == {
+        ("/v1/acquire", "200"): 4,
+        ("/v1/acquire", "429"): 1,
+        ("/v1/acquire", "422"): 1,
+        ("/v1/settle", "200"): 2,
+        ("/healthz", "200"): 1,
+        ("/docs", "200"): 1,
+    }
+    assert shown.value("headgate_store_call_operations_sum", operation="acquire") == 4
+    assert shown.value("headgate_store_call_seconds_count", operation="settle") == 2
+
+
+def test_what_is_not_understood_is_counted_without_a_route(node: LiveApi) -> None:
+    with Wire(node) as wire:
+        wire.send(b"nonsense\r\n\r\n")
+        wire.receive_all()
+    with node.client() as client:
+        client.get("/v1/policies/../secret")
+        shown = scrape(client)
+    assert shown.value("headgate_http_requests_total", route="none", status="400") == 1
+    assert shown.value("headgate_http_requests_total", route="none", status="404") == 1
+
+
+def test_named_policies_are_shown_as_they_stand(node: LiveApi) -> None:
+    with node.client() as client:
+        client.post("/v1/acquire", json=ask("c1", "month", work=250))
+        shown = scrape(client)
+    assert shown.value("headgate_policy_balance", policy="month") == 750
+    assert shown.value("headgate_policy_capacity", policy="month") == 1000
+    assert not shown.values("headgate_policy_committed_work_per_second", policy="month")
+    assert shown.value("headgate_policy_balance", policy="learning") == 100_000, "never used: full"
+    assert shown.value("headgate_policy_cap_requests_per_second", policy="capped") > 0
+    assert not shown.values("headgate_policy_balance", policy="each"), "one for each customer is none here"
+    assert shown.value("headgate_unsteered_partitions") == 1, "no controller runs here"
+
+
+def test_as_many_policies_as_are_shown_are_bounded(
+    valkey: Server, policies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named, "POLICIES_MAX", 3)
+    with live(valkey.url, policies) as api, api.client() as client:
+        shown = scrape(client)
+    assert len(shown.values("headgate_policy_balance")) == 3
+    assert shown.value("headgate_policies_not_shown") == 1
+
+
+def test_parts_of_a_divided_limit_add_up(valkey: Server, tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(
+        "namespaces: {default: {partitions: 4, partition_by: [customer]}}\n"
+        "policies: [{name: all, match: {}, rate: 1/d, capacity: 100, charge: 5}]\n"
+    )
+    with live(valkey.url, file) as api, api.client() as client:
+        assert client.post("/v1/acquire", json=ask("c1")).status_code == 200
+        shown = scrape(client)
+    assert shown.value("headgate_policy_balance", policy="all") == pytest.approx(95, abs=0.1)
+    assert shown.value("headgate_policy_capacity", policy="all") == 100
+    assert shown.value("headgate_unsteered_partitions") == 4
+
+
+def test_without_the_store_a_scrape_says_so_in_time(tmp_path: Path, policies: Path) -> None:
+    with (
+        running("valkey", tmp_path / "store") as server,
+        live(server.url, policies, deadline_ms=50) as api,
+        api.client() as client,
+    ):
+        assert scrape(client).value("headgate_store_up") == 1
+        server.stop()
+        eventually(lambda: scrape(client).value("headgate_store_up") == 0, what="the store is seen to be away")
+        for _ in range(8):
+            client.post("/v1/acquire", json=ask("c1", "each"))
+        shown = scrape(client)
+    assert not shown.values("headgate_policy_balance")
+    assert shown.value("headgate_breaker_open") == 1
+    assert shown.value("headgate_store_unanswered_total", operation="acquire", reason="deadline") >= 5
+    assert shown.value("headgate_degraded_decisions_total", decision="granted") == 8
+
+
+KEYS = [new_key(name, role, space) for name, role, space in [
+    ("a", "admin", None), ("v", "viewer", None), ("c", "caller", None), ("bound", "viewer", "tenant1"),
+]]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "status"), [(None, 401), (0, 200), (1, 200), (2, 403), (3, 403)])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_key_is_needed_as_soon_as_there_are_keys(
+    valkey: Server, policies: Path, key: int | None, status: int, is_open: bool
+) -> None:
+    entries = ",".join(entry for _, entry in KEYS)
+    with live(valkey.url, policies, api_keys=entries, metrics_open=is_open) as api, api.client() as client:
+        headers = {} if key is None else {"authorization": f"Bearer {KEYS[key][0]}"}
+        assert client.get("/metrics", headers=headers).status_code == (200 if is_open else status)
+
+
+@contextmanager
+def controller(url: str, port: int) -> Iterator[None]:
+    settings = {"HEADGATE_REDIS_URL": url, "HEADGATE_METRICS_PORT": str(port)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")} | settings
+    with subprocess.Popen([*HEADGATE, "controller"], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert "steers every" in process.stdout.readline()
+            yield
+            process.terminate()
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+
+
+def test_a_controller_by_itself_shows_its_own(valkey: Server) -> None:
+    port = free_port()
+    with (
+        controller(valkey.url, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
+    ):
+        shown = scrape(client)
+    kinds = {family.name.removeprefix("headgate_").partition("_")[0] for family in shown.families}
+    assert kinds == {"controller", "info"}
+
+
+def test_a_controller_s_port_that_is_taken_is_named(valkey: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = {**os.environ, "HEADGATE_REDIS_URL": valkey.url, "HEADGATE_METRICS_PORT": str(port)}
+        ended = subprocess.run(
+            [*HEADGATE, "controller"], env=environment, capture_output=True, text=True, timeout=30, check=False
+        )
+    message = f"headgate: HEADGATE_METRICS_PORT: cannot listen on 127.0.0.1, port {port}: Address already in use\n"
+    assert (ended.returncode, ended.stderr) == (2, message)
