@@ -1,0 +1,93 @@
+"""What a run must have shown. Every check says what was found and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.locust.limits import WorkLimit, level_max
+from loadtest.locust.tally import Second, Tally
+
+FAILED_SHARE_MAX = 0.001
+LATE_SHARE_MAX = 0.01
+"""Users, nodes and store share the cores here, and a late answer may have waited for its user."""
+USED_SHARE_MIN = 0.8
+SATURATED = 1.1
+"""Demand from this multiple of the limit on counts as saturating it."""
+SATURATED_SECONDS_MIN = 3
+CLASSES_ASKED_MIN = 200
+"""Below so many asks of a class its share of refusals is chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One threshold, held or not."""
+
+    name: str
+    found: str
+    allowed: str
+    holds: bool
+
+
+def judge(tally: Tally, limit: WorkLimit, *, late_ms: float) -> list[Check]:
+    """All checks of a run against the limit that all its work shares."""
+    return [
+        _is_asked(tally),
+        _failures(tally),
+        _late_answers(tally, late_ms),
+        _excess(tally, limit),
+        *_use(tally, limit),
+        _settle_lag(tally, late_ms),
+        *_fairness(tally),
+    ]
+
+
+def _is_asked(tally: Tally) -> Check:
+    return Check("decisions", str(tally.decisions), "> 0", tally.decisions > 0)
+
+
+def _failures(tally: Tally) -> Check:
+    share = sum(tally.failures.values()) / max(1, tally.decisions)
+    return Check("attempts failed", f"{share:.2%}", f"≤ {FAILED_SHARE_MAX:.2%}", share <= FAILED_SHARE_MAX)
+
+
+def _late_answers(tally: Tally, late_ms: float) -> Check:
+    share = tally.beyond_deadline / max(1, tally.decisions)
+    return Check(f"answers beyond {late_ms:g} ms", f"{share:.2%}", f"≤ {LATE_SHARE_MAX:.2%}", share <= LATE_SHARE_MAX)
+
+
+def _excess(tally: Tally, limit: WorkLimit) -> Check:
+    """Over any stretch of whole seconds; where a second's work falls within it is not known, hence one more second."""
+    found = level_max(((at, second.admitted) for at, second in sorted(tally.seconds.items())), limit.rate)
+    allowed = limit.slack + limit.rate
+    return Check(
+        f"work beyond the rate of {limit.name}", f"{found:.0f}", f"≤ C + D + 1 s = {allowed:g}", found <= allowed
+    )
+
+
+def saturated(tally: Tally, limit: WorkLimit) -> list[Second]:
+    """The seconds in which more was asked for than the limit, the first and the last left out."""
+    inner = [second for _, second in sorted(tally.seconds.items())][1:-1]
+    return [second for second in inner if second.demanded >= SATURATED * limit.rate]
+
+
+def _use(tally: Tally, limit: WorkLimit) -> list[Check]:
+    seconds = saturated(tally, limit)
+    if len(seconds) < SATURATED_SECONDS_MIN:
+        return []
+    used = sum(second.admitted for second in seconds) / len(seconds) / limit.rate
+    return [Check("limit used while saturated", f"{used:.0%}", f"≥ {USED_SHARE_MIN:.0%}", used >= USED_SHARE_MIN)]
+
+
+def _settle_lag(tally: Tally, late_ms: float) -> Check:
+    """A settle has the deadline of a decision, and is tried once more where it fails."""
+    lag_ms, most_ms = tally.settle_lag_p_ms(99), 2 * late_ms
+    return Check("settle lag p99", f"{lag_ms:.0f} ms", f"≤ {most_ms:g} ms", lag_ms <= most_ms)
+
+
+def _fairness(tally: Tally) -> list[Check]:
+    """The least critical are refused at least as often (W11), if enough of both asked and any were refused."""
+    low, high = "sheddable", "critical"
+    if min(tally.asked_by_class.get(name, 0) for name in (low, high)) < CLASSES_ASKED_MIN or not tally.refusals:
+        return []
+    refused_low, refused_high = tally.refused_share(low), tally.refused_share(high)
+    return [Check(f"{low} refused", f"{refused_low:.0%}", f"≥ {high}: {refused_high:.0%}", refused_low >= refused_high)]

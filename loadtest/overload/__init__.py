@@ -1,0 +1,1 @@
+"""Overload experiments on a real backend: real processes, real HTTP, real CPU."""

@@ -1,0 +1,1 @@
+"""The proof of a whole fleet: processes killed under load, and what held. `python -m loadtest.proof`; docs/proof.md."""

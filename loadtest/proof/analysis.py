@@ -1,0 +1,232 @@
+"""What the attempts of a run and the deaths during it amount to. Pure.
+
+Promise 3: a failover credits at most C + D per bucket. A bucket's level, which is what was admitted beyond what its
+rate brought (`loadtest.locust.limits`), is therefore at most
+
+    C + D                     as long as no store fails over
+    C + D + (C + D) + C       after one did: the promise, and with `on_store_failure: local` the one capacity that the
+                              nodes' own buckets, together, hold while the store is away
+
+and r·J more, as an answer is read up to J seconds after the store has decided.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from loadtest.locust.attempts import Attempt
+from loadtest.locust.limits import WorkLimit, level_max
+from loadtest.locust.thresholds import Check
+from loadtest.proof.plan import RECOVERED_WITHIN_S, SHARED, TENANT, Plan, Victim
+
+JITTER_S = 0.25
+CALM_S = 2.0
+"""Longer than nodes wait before they probe a store that failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A process that was killed, and what came of it."""
+
+    victim: Victim
+    name: str
+    at_s: float
+    recovery: str
+    """What counts as recovered."""
+    recovered_after_s: float | None = None
+    """None: not before the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLevel:
+    """The highest level of one bucket, and what it may be."""
+
+    bucket: str
+    limit: WorkLimit
+    before_failover: float
+    overall: float
+
+    @property
+    def before_max(self) -> float:
+        """While no store fails over."""
+        return self.limit.slack + self.limit.rate * JITTER_S
+
+    @property
+    def overall_max(self) -> float:
+        """With one failover."""
+        return self.before_max + self.limit.slack + self.limit.capacity
+
+    @property
+    def holds(self) -> bool:
+        """Both."""
+        return self.before_failover <= self.before_max and self.overall <= self.overall_max
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """What came to pass within one second of the run."""
+
+    at: int
+    demanded: float
+    admitted: float
+    refused: int
+    degraded: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All that a run has shown."""
+
+    plan: Plan
+    began_s: float
+    machine: str
+    """What else there was to share with."""
+    attempts: int
+    decisions: int
+    failures: dict[str, int]
+    requests_failed: int
+    late: int
+    slowest_ms: float
+    percentiles_ms: dict[float, float]
+    """Of all answers, the client's own stalls taken off, as for the slowest."""
+    slowest_read_ms: float
+    """With them."""
+    late_read: int
+    """Answers that were late only because the client's own process did not get to run."""
+    stalled_share: float
+    """Of all the time that users waited for answers, how much their own process did not get to run."""
+    degraded: int
+    levels: Sequence[BucketLevel]
+    seconds: Sequence[Second]
+    deaths: Sequence[Death]
+
+
+def analyse(
+    attempts: Iterable[Attempt], deaths: Sequence[Death], plan: Plan, *, began_s: float, machine: str = ""
+) -> Findings:
+    """Everything that the report needs."""
+    ordered = sorted(attempts, key=lambda one: one.at_s)
+    answered = [one for one in ordered if one.status != 0]
+    took_ms = sorted(one.latency_ms - one.own_lag_ms for one in answered)
+    return Findings(
+        plan=plan,
+        began_s=began_s,
+        machine=machine,
+        attempts=len(ordered),
+        decisions=sum(one.call == "acquire" and not one.is_failed for one in ordered),
+        failures=dict(Counter(f"{one.call}: {one.reason}" for one in ordered if one.is_failed)),
+        requests_failed=sum(one.is_failed and one.is_final for one in ordered),
+        late=sum(one.is_late(plan.late_ms) for one in answered),
+        slowest_ms=took_ms[-1] if took_ms else 0.0,
+        late_read=sum(one.latency_ms > plan.late_ms and not one.is_late(plan.late_ms) for one in answered),
+        slowest_read_ms=max((one.latency_ms for one in answered), default=0.0),
+        stalled_share=_share(sum(one.own_lag_ms for one in answered), sum(one.latency_ms for one in answered)),
+        percentiles_ms={p: _percentile(took_ms, p) for p in (50, 99, 99.9)},
+        degraded=sum(one.is_degraded for one in ordered),
+        levels=bucket_levels(ordered, failover_s=_failover_s(deaths)),
+        seconds=by_second(ordered, began_s),
+        deaths=[_with_recovery(death, ordered) for death in deaths],
+    )
+
+
+def bucket_levels(ordered: Sequence[Attempt], *, failover_s: float) -> list[BucketLevel]:
+    """Of the shared bucket, and of each tenant's."""
+    buckets: dict[str, tuple[WorkLimit, list[tuple[float, float]]]] = {"shared": (SHARED, [])}
+    for one in ordered:
+        if one.work:
+            buckets["shared"][1].append((one.at_s, one.work))
+            buckets.setdefault(one.tenant, (TENANT, []))[1].append((one.at_s, one.work))
+    return [
+        BucketLevel(
+            bucket,
+            limit,
+            level_max([one for one in admissions if one[0] < failover_s], limit.rate),
+            level_max(admissions, limit.rate),
+        )
+        for bucket, (limit, admissions) in buckets.items()
+    ]
+
+
+def by_second(ordered: Sequence[Attempt], began_s: float) -> list[Second]:
+    """The run second by second; an attempt belongs to the second in which it was answered."""
+    rows: dict[int, list[Attempt]] = {}
+    for one in ordered:
+        rows.setdefault(int(one.at_s - began_s), []).append(one)
+    return [_second(at, rows.get(at, [])) for at in range(max(rows, default=-1) + 1)]
+
+
+def _second(at: int, attempts: Sequence[Attempt]) -> Second:
+    return Second(
+        at,
+        demanded=sum(one.demanded for one in attempts),
+        admitted=sum(one.work for one in attempts),
+        refused=sum(one.status == 429 for one in attempts),
+        degraded=sum(one.is_degraded for one in attempts),
+        failed=sum(one.is_failed for one in attempts),
+    )
+
+
+def _failover_s(deaths: Iterable[Death]) -> float:
+    return min((death.at_s for death in deaths if death.victim == "primary"), default=float("inf"))
+
+
+def _with_recovery(death: Death, ordered: Sequence[Attempt]) -> Death:
+    """A dead primary is got over when nothing does without it any more; others are watched coming back."""
+    if death.victim != "primary" or death.recovered_after_s is None:
+        return death
+    without_s = [one.at_s for one in ordered if one.at_s > death.at_s and (one.is_degraded or one.is_failed)]
+    return replace(death, recovered_after_s=calm_from_s(without_s, death.at_s) - death.at_s)
+
+
+def calm_from_s(troubles_s: Sequence[float], from_s: float) -> float:
+    """The last trouble before the first CALM_S without any."""
+    for at_s in troubles_s:
+        if at_s > from_s + CALM_S:
+            break
+        from_s = at_s
+    return from_s
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _percentile(ordered: Sequence[float], p: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] if ordered else 0.0
+
+
+def judge(found: Findings) -> list[Check]:
+    """Whether the promises held."""
+    late_ms = found.plan.late_ms
+    worst = max(found.levels, key=lambda one: one.overall / one.overall_max)
+    idle = [second.at for second in found.seconds[1:-1] if second.demanded > SHARED.rate / 2 and second.admitted <= 0]
+    return [
+        Check("decisions", str(found.decisions), "> 0", found.decisions > 0),
+        Check("requests failed at every node", str(found.requests_failed), "0", found.requests_failed == 0),
+        Check(
+            f"promise 4: answers beyond {late_ms:g} ms",
+            f"{found.late}, and {found.late_read} that the client itself read late",
+            "0",
+            found.late == 0,
+        ),
+        Check(
+            "promise 3: buckets beyond their bound",
+            f"{sum(not one.holds for one in found.levels)} of {len(found.levels)}; "
+            f"nearest to it: {worst.bucket}, {worst.overall:.0f}",
+            f"0; {worst.overall_max:.0f}",
+            all(one.holds for one in found.levels),
+        ),
+        Check("seconds without any work admitted", str(len(idle)), "0", not idle),
+        *(_recovery(death) for death in found.deaths),
+    ]
+
+
+def _recovery(death: Death) -> Check:
+    most_s, after_s = RECOVERED_WITHIN_S[death.victim], death.recovered_after_s
+    shown = "not before the end" if after_s is None else f"{after_s:.1f} s"
+    return Check(
+        f"{death.victim} killed: {death.recovery}", shown, f"≤ {most_s:g} s", after_s is not None and after_s <= most_s
+    )

@@ -1,0 +1,147 @@
+"""A proof as a page and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.locust.report import checked, table
+from loadtest.locust.thresholds import Check
+from loadtest.plot import COLOURS, INK, Band, Chart, Line, Panel, render
+from loadtest.proof.analysis import CALM_S, JITTER_S, Death, Findings
+from loadtest.proof.plan import API_NODES, CONTROLLERS, PARTITIONS, PRIMARIES, SHARED, TENANT
+
+INTRODUCTION = f"""# The fleet under fire
+
+Written by `make proof` from one run, all of it on one machine: a cluster of {PRIMARIES} primaries with a replica each, {API_NODES} API
+nodes, {CONTROLLERS} controllers, {PARTITIONS} partitions, and Locust's users in one process, who fail over from node to node. During the run
+the owner of the busiest partition among the controllers, an API node and the primary of the busiest partition are killed
+(`SIGKILL`). Two policies cover every request: `{TENANT.name}`, {TENANT.rate:g} units a second for each tenant
+(C = {TENANT.capacity:g}, D = {TENANT.debt_max:g}), and `{SHARED.name}`, {SHARED.rate:g} for all together
+(C = {SHARED.capacity:g}, D = {SHARED.debt_max:g}), divided over the partitions. Without the store, nodes go by their share (`local`)."""  # noqa: E501
+
+HOW = f"""## How to read it
+
+- *Level* of a bucket: work admitted beyond what its rate brought, `max(0, level − r·dt) + work`; a sound bucket never
+  lets it pass C + D. After a failover C + D more are allowed (promise 3: the replica may not have heard of the last
+  debits), and C for the nodes' own buckets while the store was away. r·{JITTER_S:g} s are allowed throughout, as
+  answers are read later than the store decided.
+- *Late*: an answer that took longer at the client than the node's deadline and the allowance. What the client's own
+  process did not get to run meanwhile is taken off, and shown: a node that was late during just that time is not found.
+  Attempts without an answer are not late but failed.
+- A failed attempt is repeated at another node under the same `Idempotency-Key`: it debits once. A request counts as
+  failed only if no node answered it. Settles wait for the store: each `503` among them was tried again.
+- Recovery: of a controller, until every partition is owned by another; of an API node, until its successor is ready; of
+  a primary, the last answer without the store, or failure, before {CALM_S:g} s without any.
+- All nodes have the same `HEADGATE_SECRET`. Without it the secret lives in the store, and a node that starts while the
+  store is away signs with one of its own until it can read it: other nodes would not know those reservations."""
+
+
+def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
+    """The whole page."""
+    plan = found.plan
+    held = "All of it held." if all(check.holds for check in checks) else "**Not all of it held.**"
+    summary = (
+        f"{plan.seconds:g} s, {plan.users} users, deadline {plan.deadline_ms} ms, allowance {plan.allowance_ms:g} ms, "
+        f"{found.attempts} calls, {found.decisions} decisions, of which "
+        f"{found.degraded} without the store; {found.machine}. {held}"
+    )
+    return "\n\n".join(
+        [
+            INTRODUCTION,
+            summary,
+            f"![work admitted each second, with the kills]({picture})",
+            table(("check", "found", "allowed", ""), [checked(check) for check in checks]),
+            "## Killed",
+            table(("what", "at", "recovered when", "after"), [_death(death, found.began_s) for death in found.deaths]),
+            "## Failed attempts",
+            table(("kind", "attempts"), sorted(found.failures.items()) or [("none", 0)]),
+            "## Time to an answer",
+            table(("p50", "p99", "p99.9", "slowest", f"beyond {plan.late_ms:g} ms"), [_times(found)]),
+            _stalls(found),
+            "## Work against the limits",
+            table(("bucket", "level before the failover", "allowed", "level overall", "allowed"), _levels(found)),
+            _seconds(found),
+            HOW,
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def _death(death: Death, began_s: float) -> tuple[str, str, str, str]:
+    after = "not before the end" if death.recovered_after_s is None else f"{death.recovered_after_s:.1f} s"
+    return death.victim, f"{death.at_s - began_s:.1f} s", death.recovery, after
+
+
+def _times(found: Findings) -> tuple[str, ...]:
+    shown = [f"{ms:.1f} ms" for ms in (*found.percentiles_ms.values(), found.slowest_ms)]
+    return (*shown, str(found.late))
+
+
+def _stalls(found: Findings) -> str:
+    return (
+        f"The client's own stalls are taken off: {found.stalled_share:.0%} of the time that it waited. With them the "
+        f"slowest answer took {found.slowest_read_ms:.0f} ms."
+    )
+
+
+def _levels(found: Findings) -> list[tuple[str, str, str, str, str]]:
+    """All of them together, and the three busiest tenants."""
+    return [
+        (
+            one.bucket,
+            f"{one.before_failover:.0f}",
+            f"{one.before_max:.0f}",
+            f"{one.overall:.0f}",
+            f"{one.overall_max:.0f}",
+        )
+        for one in sorted(found.levels, key=lambda one: (one.limit is not SHARED, -one.overall))[:4]
+    ]
+
+
+def _seconds(found: Findings) -> str:
+    head = ("second", "demanded", "admitted", "of the limit", "refused", "without the store", "failed attempts")
+    rows = [
+        (s.at, f"{s.demanded:.0f}", f"{s.admitted:.0f}", f"{s.admitted / SHARED.rate:.0%}", s.refused, s.degraded,
+         s.failed)
+        for s in found.seconds
+    ]  # fmt: skip
+    return f"<details><summary>Every second</summary>\n\n{table(head, rows)}\n\n</details>"
+
+
+def picture(found: Findings) -> str:
+    """Work and answers over time, with the kills, as SVG."""
+    rows = found.seconds[: int(found.plan.seconds) + 1]
+    admitted, demanded = [(s.at + 0.5, s.admitted) for s in rows], [(s.at + 0.5, s.demanded) for s in rows]
+    end = rows[-1].at + 1.0
+    limit = [(0.0, SHARED.rate), (end, SHARED.rate)]
+    work = Panel(
+        title="Work",
+        unit="units/s",
+        lines=(
+            Line(label="demanded", points=demanded, colour="#bbbbbb"),
+            Line(label="admitted", points=admitted, width=2.4),
+            Line(label="limit of all tenants", points=limit, colour=INK, is_dashed=True),
+        ),
+    )
+    answers = Panel(
+        title="Answers",
+        unit="a second",
+        lines=(
+            Line(label="refused", points=[(s.at + 0.5, float(s.refused)) for s in rows], colour=COLOURS[2]),
+            Line(label="without the store", points=[(s.at + 0.5, float(s.degraded)) for s in rows], colour=COLOURS[3]),
+            Line(label="failed attempts", points=[(s.at + 0.5, float(s.failed)) for s in rows], colour=COLOURS[1]),
+        ),
+    )
+    chart = Chart(
+        title="A controller, an API node and a primary are killed under load",
+        subtitle="Marked: from each kill to its recovery",
+        x_unit="time (s)",
+        bands=[_band(death, found.began_s, end) for death in found.deaths],
+        panels=(work, answers),
+    )
+    return render(chart)
+
+
+def _band(death: Death, began_s: float, end: float) -> Band:
+    from_x = death.at_s - began_s
+    to_x = end if death.recovered_after_s is None else from_x + death.recovered_after_s
+    return Band(from_x=from_x, to_x=min(end, to_x), label=death.victim)
