@@ -2,10 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help run test lint bench lock clean
+.PHONY: help run test lint bench loadtest proof lock clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/run.stamp ## start Headgate here, store and example policies included
 	$(BIN)/headgate up --policies $(or $(HEADGATE_POLICIES),docs/policies.example.yaml)
@@ -18,9 +18,15 @@ lint: .venv/test.stamp ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/run.stamp ## measure this machine: scripts, batcher, bytes per bucket, HTTP
+bench: .venv/run.stamp ## measure this machine: scripts, batcher, controller, bytes per bucket, HTTP
 	$(BIN)/headgate bench
 	$(BIN)/python -m loadtest.http_bench
+
+loadtest: .venv/test.stamp ## Locust users against a fresh Headgate: SHAPE=steady|ramp|spike|soak, SECONDS=, WORKERS=
+	$(BIN)/python -m loadtest.locust --shape $(or $(SHAPE),steady) --seconds $(or $(SECONDS),0) --workers $(or $(WORKERS),0)
+
+proof: .venv/test.stamp ## a fleet on a cluster, processes killed under load: what holds, into docs/proof.md
+	$(BIN)/python -m loadtest.proof
 
 lock: .venv/test.stamp ## pin the dependencies anew, with hashes
 	$(PIP) install --quiet uv

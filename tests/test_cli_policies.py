@@ -44,7 +44,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     before, after = tmp_path / "before.yaml", tmp_path / "after.yaml"
     before.write_text("policies: [{name: reads, rate: 100}, {name: writes, rate: 10, shadow: true}]")
     after.write_text(
-        "namespaces: {wide: {partitions: 4}}\npolicies: [{name: reads, rate: 5/m}, {name: lists, rate: 1}]"
+        "namespaces: {wide: {partitions: 4, partition_by: [customer]}}\n"
+        "policies: [{name: reads, rate: 5/m}, {name: lists, rate: 1}]"
     )
     return before, after
 
@@ -78,13 +79,20 @@ def test_a_file_is_applied_and_listed(valkey: Server) -> None:
     assert "work, shadow" in rows[5]
 
 
+def test_namespaces_are_listed_behind_the_policies(valkey: Server, files: tuple[Path, Path]) -> None:
+    headgate("policies", "apply", files[1], url=valkey.url)
+    *_, title, row = lines_of(headgate("policies", "list", url=valkey.url))
+    assert title.split() == ["namespace", "partitions", "by", "revision"]
+    assert row.split() == ["wide", "4", "customer", "1"]
+
+
 def test_pruning_removes_what_the_file_does_not_name(valkey: Server, files: tuple[Path, Path]) -> None:
     before, after = files
     headgate("policies", "apply", before, url=valkey.url)
     assert lines_of(headgate("policies", "apply", after, "--prune", url=valkey.url)) == [
-        "+ reads",
         "+ lists",
         "+ namespace 'wide'",
+        "~ reads",
         "- writes",
         "2 policies, in force (revision 2)",
     ]
@@ -116,6 +124,18 @@ def test_history_and_rollback(valkey: Server, files: tuple[Path, Path]) -> None:
     assert oldest.split()[-2:] == ["apply", "made"]
     assert f"cli: {getpass.getuser()}" in oldest
     assert lines_of(headgate("policies", "diff", files[1], url=valkey.url), code=1)
+
+
+def test_the_history_of_everything_is_the_audit_log(valkey: Server, files: tuple[Path, Path]) -> None:
+    for file in files:
+        headgate("policies", "apply", file, "--prune", url=valkey.url)
+    title, *rows = lines_of(headgate("policies", "history", url=valkey.url))
+    assert title.split() == ["revision", "when", "who", "action", "entry", "change"]
+    assert sorted((row.split()[0], row.partition("apply")[2].split()[0]) for row in rows) == [
+        ("1", "reads"), ("1", "writes"), ("2", "lists"), ("2", "namespace"), ("2", "reads"), ("2", "writes")
+    ]  # fmt: skip
+    assert [row.split("  ")[-1] for row in rows if "writes" in row] == ["removed", "made"]
+    assert len(lines_of(headgate("policies", "history", "--limit", "2", url=valkey.url))) == 3
 
 
 def test_what_is_not_there_is_told(valkey: Server) -> None:
@@ -219,4 +239,4 @@ def test_it_finds_the_embedded_store_of_the_data_directory(tmp_path: Path) -> No
             check=False,
         )  # fmt: skip
         assert (applied.returncode, applied.stderr) == (0, "")
-        assert len(lines_of(headgate("policies", "list", data_dir=tmp_path))) == 1 + 6
+        assert len(lines_of(headgate("policies", "list", data_dir=tmp_path))) == (1 + 6) + (1 + 1)

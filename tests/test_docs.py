@@ -70,6 +70,24 @@ def test_the_readme_s_first_acquire_and_settle_do_what_it_says(tmp_path: Path) -
         assert "\nretry-after: 1" in refused
 
 
+def test_the_http_api_by_example_answers_as_it_says(tmp_path: Path) -> None:
+    """Every curl line, verbatim but for the port. Behind it stands the status, and something of the answer."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "http-api.md").read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) > 20
+    port = free_port()
+    with made_to_run(port, tmp_path):
+        for line in lines:
+            said = re.fullmatch(r"(curl .*?)  # (\d{3})(?: (.*))?", line)
+            assert said is not None, line
+            command = said[1].replace("http://127.0.0.1:8080", f"http://127.0.0.1:{port}")
+            command = command.replace("curl ", "curl -w '%{stderr}%{http_code}' ", 1)
+            ran = subprocess.run(
+                ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30
+            )
+            assert (ran.stderr, (said[3] or "") in ran.stdout) == (said[2], True), f"{line}\n{ran.stdout}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_within_the_documents_leads_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)", document.read_text()):

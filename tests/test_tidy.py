@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from limiter.store import scripts
-from limiter.store.scripts import load_source, scripts_directory
+from limiter.store.scripts import load_script, load_source, scripts_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = sorted(path for folder in ("limiter", "api") for path in (ROOT / folder).rglob("*.py"))
@@ -16,8 +16,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path.stem for path in scripts_directory().glob("*.lua"))
 
 PURE = {
-    "__future__", "base64", "binascii", "collections", "dataclasses", "datetime", "enum", "functools", "hashlib",
-    "hmac", "itertools", "math", "msgspec", "pydantic", "pydantic_core", "re", "struct", "typing", "zoneinfo",
+    "__future__", "base64", "binascii", "bisect", "collections", "dataclasses", "datetime", "enum", "functools",
+    "hashlib", "hmac", "itertools", "math", "msgspec", "pydantic", "pydantic_core", "re", "struct", "typing",
+    "zoneinfo",
 }  # fmt: skip
 LAYERS = {
     "limiter/model": {"limiter.model"},
@@ -116,6 +117,16 @@ def test_what_scripts_include_is_there_and_used() -> None:
     used = {part for name in SCRIPTS for part in re.findall(r"^-- #include (\S+)$", source_of(name), re.MULTILINE)}
     assert used == {f"lib/{path.name}" for path in (scripts_directory() / "lib").glob("*.lua")}
     assert all(b"#include" not in load_source(name) for name in SCRIPTS), "spliced in"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_constants_are_put_where_they_are_used_and_nowhere_else(name: str) -> None:
+    source, sent = load_source(name).decode(), load_script(name).decode()
+    constants = set(re.findall(r"\b[A-Z_]+\b", " ".join(names for names, _ in scripts._CONSTANTS.findall(source))))
+    texts = re.findall(r"'[^'\n]*'", without_comments(source))
+    assert not constants & set(re.findall(r"\w+", " ".join(texts))), "a text is not to change"
+    assert not constants & set(re.findall(r"\w+", without_comments(sent)))
+    assert sent.count("\n") == source.count("\n"), "errors name the lines of the source"
 
 
 def source_of(name: str) -> str:
