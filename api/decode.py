@@ -95,6 +95,9 @@ def acquire(body: bytes) -> AcquireRequest:
     """An acquire's body, or BadRequest."""
     try:
         request = _ACQUIRE.decode(body)
+        # Each key brings a colon: as many as the least it must have, and none of them stands twice.
+        if body.count(b":") == 1 + len(request.descriptor) + (request.work is not None):
+            return request
         keys = len(_NAMES.decode(body)) + len(request.descriptor)
     except _REFUSED as error:
         raise _explained(body, AcquireRequest, error) from None
@@ -131,11 +134,20 @@ def batch(body: bytes) -> Sequence[Operation | BadRequest]:
     """A batch's operations in order, and for each that is wrong what its own call would have been told."""
     try:
         operations = _BATCH.decode(body).operations
+        if body.count(b":") == 1 + sum(map(_least_keys, operations)):  # as above
+            return operations
         names = _BATCH_NAMES.decode(body).operations
     except _REFUSED:
         return _batch_leniently(body)
     keys = 1 + sum(map(len, names)) + sum([len(o.descriptor) for o in operations if type(o) is AcquireOperation])
     return _batch_leniently(body) if json_text.has_twice(body, keys) else operations
+
+
+def _least_keys(operation: Operation) -> int:
+    """Of an operation as it is, if whatever has its default was left out."""
+    if type(operation) is AcquireOperation:
+        return 2 + len(operation.descriptor) + (operation.work is not None)
+    return 3  # op, reservation and work
 
 
 def idempotency_key(header: bytes | None) -> str | None:

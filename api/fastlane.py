@@ -27,6 +27,7 @@ from api.guard import FAREWELL_S, GuardedProtocol, Patience, wire
 from api.observed import NO_ROUTE, count
 from api.plane import Headers, Plane
 from api.request_ids import identified
+from api.stage import Stage
 from api.tracing import RequestSpan, Tracing
 
 WAITING_BYTES_MAX = 65_536
@@ -98,6 +99,7 @@ class FastLane(asyncio.Protocol):
         self._plane: Plane = app_state["plane"]
         self._body_max_bytes: int = app_state["body_max_bytes"]
         self._heads: Heads = app_state.setdefault("heads", Heads())
+        self._outbox: Stage[FastLane] = app_state.setdefault("outbox", Stage(_send_all))
         self._tracing: Tracing | None = app_state["tracing"]
         self._places = _PLACES if self._tracing is None else _TRACED_PLACES
         self._span: RequestSpan | None = None
@@ -176,7 +178,7 @@ class FastLane(asyncio.Protocol):
 
     def _close_if_idle(self) -> None:
         if not self._busy and not self._waiting:
-            self._send()
+            self.send()
             self._close()
 
     def _close(self) -> None:
@@ -216,6 +218,11 @@ class FastLane(asyncio.Protocol):
                 self._pause_reading()
                 return
         else:
+            end = data.find(HEAD_END) + len(HEAD_END)
+            head = self._heads.find(data[:end])
+            if head is not None and len(data) == end + head.body_bytes:  # by far the most: alone, whole and well known
+                self._start(head, data[end:])
+                return
             self._consume(data)
         self._pump()
 
@@ -282,7 +289,7 @@ class FastLane(asyncio.Protocol):
         if data is not self._waiting:
             self._waiting = bytearray(data)
         if self._half_closed:
-            self._send()
+            self.send()
             self._close()
             return
         self._resume_reading()
@@ -302,7 +309,7 @@ class FastLane(asyncio.Protocol):
             self._slow = None
 
     def _too_slow(self) -> None:
-        self._send()
+        self.send()
         answer = limits.too_slow()
         count(self._plane.requests, NO_ROUTE, answer.status)
         self._transport.write(wire(answer, self._state.default_headers))
@@ -352,7 +359,7 @@ class FastLane(asyncio.Protocol):
 
     def _hand_over(self, data: bytes | bytearray) -> None:
         """Let uvicorn's protocol have the connection, from the first byte of this request on."""
-        self._send()
+        self.send()
         self._leave()
         protocol = GuardedProtocol(self._config, self._state, self._app_state, self._loop)
         protocol.connection_made(self._transport)
@@ -371,7 +378,8 @@ class FastLane(asyncio.Protocol):
     # Serving
 
     def _start(self, head: Head, body: bytes) -> None:
-        self._arrived()
+        if self._slow is not None:
+            self._arrived()
         self._busy, self._serving = True, head
         if self._fed:
             self._forget()
@@ -397,21 +405,18 @@ class FastLane(asyncio.Protocol):
         if self._access_log:
             self._log(head.path, answer.status)
         last = not head.keep_alive or ((self._draining or self._half_closed) and not self._waiting)
-        payload = b"".join(
-            (
-                STATUS_LINE[answer.status],
-                common_headers(self._state.default_headers),
-                answer.head,
-                b"content-length: %d\r\n" % len(answer.body),
-                limits.CLOSE if last else b"",
-                b"\r\n",
-                answer.body,
-            )
+        payload = b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
+            STATUS_LINE[answer.status],
+            common_headers(self._state.default_headers),
+            answer.head,
+            len(answer.body),
+            limits.CLOSE if last else b"",
+            answer.body,
         )
         # In the next turn: a call to the store brings many answers, and to make them all first and then to send them
         # all is faster than to change between our code and the system's for each.
         if not self._outgoing:
-            self._loop.call_soon(self._send)
+            self._outbox.put(self)
         self._outgoing.append(payload)
         if last:
             self._closed = self._close_after = True  # nothing more is served, whatever else has come
@@ -422,7 +427,8 @@ class FastLane(asyncio.Protocol):
         else:
             self._resume_reading()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send the answers that are ready."""
         if self._outgoing and not self._transport.is_closing():
             self._transport.write(b"".join(self._outgoing))
             self._outgoing.clear()
@@ -432,6 +438,11 @@ class FastLane(asyncio.Protocol):
     def _log(self, url: bytes, status: int) -> None:
         client = ":".join(map(str, self._client)) if self._client else ""
         self._access_logger.info('%s - "%s %s HTTP/%s" %d', client, "POST", url.decode("ascii"), "1.1", status)
+
+
+def _send_all(connections: list[FastLane]) -> None:
+    for connection in connections:
+        connection.send()
 
 
 _common: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")

@@ -246,7 +246,3 @@ class _Place:
     def put(self, answer: Answer) -> None:
         """The answer is there."""
         self._batch.put(self._at, answer)
-
-
-def _too_busy(reply: Reply) -> None:
-    reply(render.failure(NotDecided("node_busy", "this node has more to decide than it can in time; nothing was done")))

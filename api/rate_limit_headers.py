@@ -39,21 +39,30 @@ def lines(limits: Sequence[LimitState], headers: HeaderSet) -> bytes:
 
 def reset_s(limit: LimitState) -> int:
     """Whole seconds until this limit is what it should be; never too few."""
-    return _integer(-(-limit.reset_ms // 1000))
+    return int(-(-limit.reset_ms // 1000)) if limit.reset_ms > 0 else 0
 
 
 def _draft(limits: Sequence[LimitState]) -> bytes:
-    states, policies = [], []
-    for limit in limits:
-        if not limit.shadow:
-            name, policy = _policy(limit.policy, limit.capacity, limit.rate, limit.window_s)
-            states.append(b"%b;r=%d;t=%d" % (name, _integer(limit.balance), _integer(-(-limit.reset_ms // 1000))))
-            policies.append(policy)
-    if not states:
+    if len(limits) == 1 and not limits[0].shadow:  # by far the most
+        (limit,) = limits
+        name, policy = _policy(limit.policy, limit.capacity, limit.rate, limit.window_s)
+        return b"ratelimit: %b;r=%d;t=%d\r\nratelimit-policy: %b\r\n" % (name, _left(limit), reset_s(limit), policy)
+    told = [limit for limit in limits if not limit.shadow]
+    if not told:
         return b""
-    if len(states) == 1:
-        return b"ratelimit: %b\r\nratelimit-policy: %b\r\n" % (states[0], policies[0])
-    return b"ratelimit: %b\r\nratelimit-policy: %b\r\n" % (b", ".join(states), b", ".join(policies))
+    named = [_policy(limit.policy, limit.capacity, limit.rate, limit.window_s) for limit in told]
+    states = [
+        b"%b;r=%d;t=%d" % (name, _left(limit), reset_s(limit)) for limit, (name, _) in zip(told, named, strict=True)
+    ]
+    return b"ratelimit: %b\r\nratelimit-policy: %b\r\n" % (
+        b", ".join(states),
+        b", ".join([policy for _, policy in named]),
+    )
+
+
+def _left(limit: LimitState) -> int:
+    balance = limit.balance
+    return int(balance) if 0 <= balance <= INTEGER_MAX else _integer(balance)
 
 
 @lru_cache(maxsize=4096)

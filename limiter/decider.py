@@ -44,6 +44,7 @@ from limiter.model.tally import DecisionTally, SettleTally
 from limiter.planner import Planner, want
 from limiter.settler import NO_LATENCY, Settler
 from limiter.standing import Standing
+from limiter.store.batcher import Waiting
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.errors import StoreShunned, StoreUnavailable
 from limiter.store.keys import Slot
@@ -88,13 +89,14 @@ class _Memo(msgspec.Struct, array_like=True):
     draw: float | None = None
 
 
-class _Case:
+class _Case(Waiting[Acquire, AcquireAnswer]):
     """One acquire on its way: the request, what covers it, what was asked of the store, and whom to tell."""
 
     __slots__ = (
-        "asked", "criticality", "deadline_s", "decider", "done", "expected_ms", "id", "idempotency_key",
-        "is_dated", "limits", "lot", "request", "requests", "slot",
+        "criticality", "decider", "done", "id", "idempotency_key", "is_dated", "limits", "lot", "request", "slot",
     )  # fmt: skip
+
+    requests = 1.0
 
     def __init__(
         self,
@@ -111,21 +113,19 @@ class _Case:
         self.done = done
         self.idempotency_key = idempotency_key
         self.deadline_s = deadline_s
-        self.is_dated = False
+        self.is_dated = self.is_over = self.is_sent = False
         self.request = request
         self.slot = slot
         self.limits = limits
         self.criticality = request.criticality or decider.default_criticality
         self.id = id_
-        self.requests = 1.0
-        expected_ms = request.expected_latency_ms
-        self.expected_ms = NO_LATENCY if expected_ms is None else expected_ms
-        self.asked: tuple[Want, ...] = ()
         self.lot: Lot | None = None
-        for limit in limits:
-            if limit.sheds:
-                self.draw(random.random())  # noqa: S311
-                break
+
+    @property
+    def expected_ms(self) -> float:
+        """How soon the request itself expects its answer; NaN where it does not say."""
+        expected_ms = self.request.expected_latency_ms
+        return NO_LATENCY if expected_ms is None else expected_ms
 
     def draw(self, draw: float) -> None:
         """Give the request its chance with overload control (Q4)."""
@@ -133,14 +133,15 @@ class _Case:
 
     def plan(self, now_us: int) -> Acquire:
         """What to ask of the store, at a time of the store's."""
-        self.asked = asked = self.wants(now_us)
-        request = self.request
+        asked, request = self.wants(now_us), self.request
         if self.idempotency_key is None or request.dry_run:
-            return Acquire(asked, self.requests, request.lease, request.dry_run, None, self.lot)
-        drawn = None if self.lot is None else self.lot.draw
-        memo = _Memo(self.id, request.ttl_ms, self.expected_ms, self.rows(asked), drawn)
-        once = Idempotency(self.idempotency_key, _fingerprint(request), msgspec.msgpack.encode(memo))
-        return Acquire(asked, requests=self.requests, lease=request.lease, idempotency=once, lot=self.lot)
+            self.operation = Acquire(asked, self.requests, request.lease, request.dry_run, None, self.lot)
+        else:
+            drawn = None if self.lot is None else self.lot.draw
+            memo = _Memo(self.id, request.ttl_ms, self.expected_ms, self.rows(asked), drawn)
+            once = Idempotency(self.idempotency_key, _fingerprint(request), msgspec.msgpack.encode(memo))
+            self.operation = Acquire(asked, self.requests, request.lease, False, once, self.lot)
+        return self.operation
 
     def tell_uncovered(self) -> None:
         """No policy speaks of it: the store has no part in it."""
@@ -152,8 +153,11 @@ class _Case:
             self.decider.decisions.count(decision, dry_run=self.request.dry_run)
             self.done(decision)
 
-    def answered(self, answer: AcquireAnswer | Exception) -> None:
+    def tell(self, answer: AcquireAnswer | Exception) -> None:
         """The store has spoken, or has not in time."""
+        if self.is_over:
+            return
+        self.is_over = True
         try:
             decision = self.decider.conclude(self, answer)
         except NotDecided as undecided:
@@ -256,16 +260,21 @@ class Decider:
         """The same for many at once."""
         now_s, now_us = time.monotonic(), self._now_us()
         deadline_s = asyncio.get_running_loop().time() + self._deadline_s
-        going: dict[Slot, list[tuple[Acquire, Done[AcquireAnswer]]]] = {}
+        going: dict[Slot, list[_Case]] = {}
+        slot, cases = None, []
         for request, done, idempotency_key in asked:
             try:
                 case = self._case(request, done, idempotency_key, now_s, deadline_s)
                 if case is not None:
-                    going.setdefault(case.slot, []).append((case.plan(now_us), case.answered))
+                    case.plan(now_us)
+                    if case.slot is not slot:
+                        slot = case.slot
+                        cases = going.setdefault(slot, [])
+                    cases.append(case)
             except Exception as error:  # what is wrong with one must not cost the others their answers
                 done(error)
-        for slot, operations in going.items():
-            self._buckets.start_acquires(slot, operations, deadline_s=deadline_s)
+        for slot, cases in going.items():
+            self._buckets.start_acquires(slot, cases, deadline_s=deadline_s)
 
     def _case(
         self,
@@ -277,9 +286,11 @@ class Decider:
     ) -> _Case | None:
         """What is to be asked of the store; None if it has no part in it, and the answer is given."""
         slot, limits = self._planner.cover(request.namespace, request.descriptor)
+        case = _Case(self, request, slot, limits, self._ids.next(), done, idempotency_key, deadline_s)
         for limit in limits:
             limit.retries.count(request.attempt, now_s)
-        case = _Case(self, request, slot, limits, self._ids.next(), done, idempotency_key, deadline_s)
+            if limit.sheds and case.lot is None:
+                case.draw(random.random())  # noqa: S311
         if not limits:
             case.tell_uncovered()
         elif len(limits) > BUCKETS_PER_OPERATION_MAX:
@@ -287,12 +298,13 @@ class Decider:
         elif self._standing.allows(now_s):
             return case
         else:
-            case.answered(StoreShunned("the store is given a rest"))
+            case.tell(StoreShunned("the store is given a rest"))
         return None
 
     def _ask_again(self, case: _Case) -> None:
         """For what was asked of the wrong buckets, or for the wrong time."""
-        self._buckets.start_acquire(case.slot, case.plan, case.answered, deadline_s=case.deadline_s)
+        case.is_over = False
+        self._buckets.start_acquire(case.slot, case.plan, case.tell, deadline_s=case.deadline_s)
 
     def conclude(self, case: _Case, answer: AcquireAnswer | Exception) -> Decision | None:
         """What the store's answer means; None if it has to be asked once more."""
@@ -302,7 +314,7 @@ class Decider:
         self._standing.answered()
         status = answer.status
         if status is _GRANTED and not answer.memo:
-            return self._grant(case, case.asked, answer.buckets, answer.now_us)
+            return self._grant(case, case.operation.wants, answer.buckets, answer.now_us)
         if status is AcquireStatus.WINDOW and not case.is_dated:
             case.is_dated = True  # the clock has heard the right time by now
             self._ask_again(case)
@@ -314,7 +326,7 @@ class Decider:
                 return self.uncovered_decision(case)
             self._ask_again(case)
             return None
-        return self._decide(case, case.asked, answer)
+        return self._decide(case, case.operation.wants, answer)
 
     def _unanswered(self, case: _Case, error: Exception) -> Decision:
         if not isinstance(error, StoreUnavailable):

@@ -75,8 +75,10 @@ def want(
     charge = limit.charge if work is None else work
     if limit.weights:
         charge = min(charge * limit.weight(descriptor), NUMBER_MAX)
+    per = limit.per
+    values = (descriptor.get(per[0]),) if len(per) == 1 else [descriptor.get(dimension) for dimension in per]
     return Want(
-        bucket_name(limit.name, [descriptor.get(dimension) for dimension in limit.per]),
+        bucket_name(limit.name, values),
         limit.terms if limit.period is None else limit.params(now_us),
         limit.minimums[criticality],
         charge,

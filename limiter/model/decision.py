@@ -55,8 +55,9 @@ def limit_state(limit: Limit, params: Params, answer: BucketAnswer, now_us: int,
         window_s = YEAR_S
     if reset_ms > YEAR_MS:
         reset_ms = YEAR_MS
+    how = limit.mechanism
     return LimitState(
-        limit.name, mechanism(limit, answer), balance, capacity, rate, limit.shadow, wait_us is None,
+        limit.name, mechanism(limit, answer) if how == "auto" else how, balance, capacity, rate, limit.shadow, wait_us is None,
         window_s, reset_ms,
     )  # fmt: skip
 
@@ -72,10 +73,10 @@ def limit_states(
     """Every limit's part."""
     states = []
     for limit, want, answer in zip(limits, wants, answers, strict=True):
-        wait_us = None
-        if answer.verdict is _BLOCKED:
+        verdict, wait_us = answer.verdict, None
+        if verdict is _BLOCKED:
             wait_us = _wait_us(limit, want, answer, requests=requests, now_us=now_us)
-        elif answer.verdict is _TURNED_AWAY:
+        elif verdict is _TURNED_AWAY:
             wait_us = _shed_wait_us(answer, lot)
         states.append(limit_state(limit, want.params, answer, now_us, wait_us))
     return tuple(states)

@@ -114,12 +114,14 @@ class Matcher(Generic[PolicyT]):
             for dimension, pattern in policy.match.items():
                 patterns.setdefault(dimension, set()).add(pattern)
         self._dimensions = [(name, _Dimension(found)) for name, found in sorted(patterns.items())]
+        self._known = [(name, dimension.known, dimension.class_of) for name, dimension in self._dimensions]
         self._index = _Index(policies)
         self._found: dict[tuple[Class, ...], tuple[PolicyT, ...]] = {}
 
     def match(self, descriptor: Mapping[str, str]) -> tuple[PolicyT, ...]:
         """The policies that cover a descriptor, by name."""
-        classes = tuple([dimension.class_of(descriptor.get(name)) for name, dimension in self._dimensions])
+        get = descriptor.get
+        classes = tuple([known.get(get(name)) or class_of(get(name)) for name, known, class_of in self._known])
         found = self._found.get(classes)
         if found is None:
             if len(self._found) >= MATCHES_KEPT_MAX:
@@ -175,20 +177,21 @@ class _Dimension:
         self._others = [(pattern, pattern.split("*")) for pattern in sorted(wild - set(self._heads.values()))]
         self._wild = bool(wild)
         self._any: Class = frozenset(anything)
-        self._classes: dict[str, Class] = {}
+        self.known: dict[str | None, Class] = {}
+        """Classes that were asked for before."""
 
     def class_of(self, value: str | None) -> Class:
         """The class of a value; the absence of one is a class of its own."""
         if value is None:
             return _ABSENT
-        found = self._classes.get(value)
+        found = self.known.get(value)
         if found is not None:
             return found
         if not self._wild and value not in self._exact:
             return self._any  # not worth remembering, and clients have many of these
-        if len(self._classes) >= CLASSES_KEPT_MAX:
-            self._classes.clear()
-        self._classes[value] = found = frozenset(self._fitting(value)) | self._any
+        if len(self.known) >= CLASSES_KEPT_MAX:
+            self.known.clear()
+        self.known[value] = found = frozenset(self._fitting(value)) | self._any
         return found
 
     def _fitting(self, value: str) -> Iterator[str]:

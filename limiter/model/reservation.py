@@ -88,14 +88,12 @@ class Keyring:
 
     def __init__(self, signer: Signer) -> None:
         self._signers = [signer]
+        self.sign = signer.sign
 
     def sign_with(self, signer: Signer) -> None:
         """Sign with another from now on."""
         self._signers.insert(0, signer)
-
-    def sign(self, reservation: Reservation) -> str:
-        """The token to hand to the caller."""
-        return self._signers[0].sign(reservation)
+        self.sign = signer.sign
 
     def open(self, token: str) -> Reservation | None:
         """The reservation in a token of ours; None for anything else."""
@@ -111,21 +109,18 @@ def _encode(raw: bytes) -> str:
 
 def _pack(reservation: Reservation) -> bytes:
     charges, name = reservation.charges, reservation.namespace.encode("utf-8", "surrogatepass")
-    parts = [
-        _HEAD.pack(
-            _VERSION, reservation.id, reservation.acquired_us, reservation.deadline_us, reservation.expected_ms,
-            reservation.class_number, reservation.partition, len(charges), len(name),
-        ),
-        name,
-    ]  # fmt: skip
+    packed = _HEAD.pack(
+        _VERSION, reservation.id, reservation.acquired_us, reservation.deadline_us, reservation.expected_ms,
+        reservation.class_number, reservation.partition, len(charges), len(name),
+    ) + name  # fmt: skip
     for charge in charges:
         raw, expected_ms = charge.bucket.encode(), charge.expected_ms
         if expected_ms != expected_ms:  # none of its own
-            parts += (_CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(raw)), raw)
+            packed += _CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(raw)) + raw
         else:
             bits = charge.in_requests + _EXPECTS
-            parts += (_CHARGE.pack(charge.charge, charge.weight, bits, len(raw)), raw, _EXPECTED.pack(expected_ms))
-    return b"".join(parts)
+            packed += _CHARGE.pack(charge.charge, charge.weight, bits, len(raw)) + raw + _EXPECTED.pack(expected_ms)
+    return packed
 
 
 def _unpack(payload: bytes) -> Reservation | None:

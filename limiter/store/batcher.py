@@ -10,28 +10,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from binascii import b2a_base64
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from os import urandom
 from typing import Generic, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from limiter.model.bucket import Params
 from limiter.model.tally import CallTally
 from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
-from limiter.store.scripts import Script
+from limiter.store.scripts import Row, Script
 from limiter.store.told import Done, Told
 
 log = logging.getLogger(__name__)
 
 OPERATIONS_MAX = 128
 """Operations in one call: bounds how long the store is busy with it."""
+
+WORTH_ANOTHER = 20
+"""Operations that are worth another call beside one that is under way: while the store decides on some, the node works
+for others. Fewer cost more than they gain, more leave both waiting for each other (measured: docs/decisions/0006)."""
 
 BUCKETS_MAX = 1024
 """Buckets in one call, for operations that touch many."""
@@ -54,37 +60,52 @@ OpT = TypeVar("OpT")
 AnswerT = TypeVar("AnswerT")
 
 
-class _Waiting(Generic[OpT, AnswerT]):
-    """One operation, and whom to tell what came of it: once, or never if the caller has gone."""
+class Waiting(ABC, Generic[OpT, AnswerT]):
+    """One operation on its way through a lane. It is told what came of it, once, unless nobody waits any more."""
 
-    __slots__ = ("deadline_s", "done", "is_sent", "operation")
+    __slots__ = ("deadline_s", "is_over", "is_sent", "operation")
 
-    def __init__(self, operation: OpT, done: Done[AnswerT], deadline_s: float) -> None:
+    def __init__(self, operation: OpT, deadline_s: float) -> None:
         self.operation = operation
-        self.done: Done[AnswerT] | None = done
         self.deadline_s = deadline_s
-        self.is_sent = False
+        self.is_over = self.is_sent = False
+
+    @abstractmethod
+    def tell(self, answer: AnswerT | Exception) -> None:
+        """Hear the answer, or why there is none; it is over then. What comes after that is not heard."""
 
     @property
     def is_gone(self) -> bool:
         """Whether nobody waits for it any more."""
-        done = self.done
-        return done is None or (type(done) is Told and done.future.cancelled())
-
-    def tell(self, answer: AnswerT | Exception) -> None:
-        """Answer, unless that is done already."""
-        done, self.done = self.done, None
-        if done is not None:
-            done(answer)
+        return self.is_over
 
     def give_up(self) -> None:
         """The deadline has come."""
-        if self.done is None:
+        if self.is_over:
             return
         if self.is_sent:
             self.tell(StoreUnavailable("no answer from the store in time"))
         else:
             self.tell(StoreBusy("too many operations were waiting for the store"))
+
+
+class _Passed(Waiting[OpT, AnswerT]):
+    """Passes it on."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, operation: OpT, done: Done[AnswerT], deadline_s: float) -> None:
+        super().__init__(operation, deadline_s)
+        self._done = done
+
+    @property
+    def is_gone(self) -> bool:
+        return self.is_over or (type(self._done) is Told and self._done.future.cancelled())
+
+    def tell(self, answer: AnswerT | Exception) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._done(answer)
 
 
 class Batcher(Generic[OpT, AnswerT]):
@@ -112,35 +133,33 @@ class Batcher(Generic[OpT, AnswerT]):
         try:
             return await told.future
         finally:
-            waiting.done = None
+            waiting.is_over = True
 
-    def start(self, slot: Slot, operation: OpT, done: Done[AnswerT], *, deadline_s: float) -> _Waiting[OpT, AnswerT]:
+    def start(self, slot: Slot, operation: OpT, done: Done[AnswerT], *, deadline_s: float) -> Waiting[OpT, AnswerT]:
         """The same without a coroutine: `done` is told the answer, or why there is none (in the loop's time)."""
-        (waiting,) = self.start_many(slot, [(operation, done)], deadline_s=deadline_s)
+        waiting: Waiting[OpT, AnswerT] = _Passed(operation, done, deadline_s)
+        self.start_many(slot, [waiting], deadline_s=deadline_s)
         return waiting
 
-    def start_many(
-        self, slot: Slot, asked: Iterable[tuple[OpT, Done[AnswerT]]], *, deadline_s: float
-    ) -> list[_Waiting[OpT, AnswerT]]:
-        """The same for many at once."""
+    def start_many(self, slot: Slot, joining: Sequence[Waiting[OpT, AnswerT]], *, deadline_s: float) -> None:
+        """The same for many at once; the deadline is the same for all."""
         lane = self._lanes.get(slot)
         if lane is None:
             self._lanes[slot] = lane = _Lane(slot)
-        joining: list[_Waiting[OpT, AnswerT]] = [_Waiting(operation, done, deadline_s) for operation, done in asked]
         room = len(joining) if len(lane.waiting) < OPERATIONS_MAX else self._room(lane, deadline_s)
-        lane.waiting.extend(joining[:room])
-        self._deadlines.watch(joining[:room])
+        admitted = joining if room >= len(joining) else joining[:room]
+        lane.waiting.extend(admitted)
+        self._deadlines.watch(admitted)
         if not lane.scheduled and self._may_call(lane):
             lane.scheduled = True
             # Not at once: whoever else asks in this turn of the loop comes along.
             asyncio.get_running_loop().call_soon(self._start, lane)
         for waiting in joining[room:]:
             waiting.tell(StoreBusy("too many operations are waiting for the store"))
-        return joining
 
     def _may_call(self, lane: _Lane[OpT, AnswerT]) -> bool:
-        """One call is always worth while; another beside it only for a full batch: fewer and larger calls cost less."""
-        return not lane.calls or (lane.calls < self._calls_max and len(lane.waiting) >= OPERATIONS_MAX)
+        """One call is always worth while; another beside it only for some operations at once."""
+        return not lane.calls or (lane.calls < self._calls_max and len(lane.waiting) >= WORTH_ANOTHER)
 
     def _room(self, lane: _Lane[OpT, AnswerT], deadline_s: float) -> int:
         """For how many there is room: a turn that would only come after the deadline is better refused at once."""
@@ -169,24 +188,22 @@ class Batcher(Generic[OpT, AnswerT]):
         if lane.waiting and self._may_call(lane):
             self._start(lane)
 
-    def _take(self, lane: _Lane[OpT, AnswerT]) -> list[_Waiting[OpT, AnswerT]]:
+    def _take(self, lane: _Lane[OpT, AnswerT]) -> list[Waiting[OpT, AnswerT]]:
         """The next batch: in order, without those that gave up, one set of parameters a bucket."""
-        batch: list[_Waiting[OpT, AnswerT]] = []
-        known: dict[str, object] = {}
-        queue, demands = lane.waiting, self._script.demands
+        batch: list[Waiting[OpT, AnswerT]] = []
+        known: dict[str, Params | None] = {}
+        queue, rows = lane.waiting, self._script.rows
         while queue and len(batch) < OPERATIONS_MAX and len(known) < BUCKETS_MAX:
             waiting = queue[0]
             if not waiting.is_gone:
-                wanted = demands(waiting.operation)
-                if _disagree(known, wanted):
+                if not _agree(known, rows(waiting.operation)):
                     break
-                known.update(wanted)
                 waiting.is_sent = True
                 batch.append(waiting)
             queue.popleft()
         return batch
 
-    async def _flush(self, lane: _Lane[OpT, AnswerT], batch: list[_Waiting[OpT, AnswerT]]) -> None:
+    async def _flush(self, lane: _Lane[OpT, AnswerT], batch: list[Waiting[OpT, AnswerT]]) -> None:
         began_s = time.perf_counter()  # the loop's own time may count in milliseconds
         try:
             answers = await self._send(lane.slot, batch)
@@ -214,7 +231,7 @@ class Batcher(Generic[OpT, AnswerT]):
             if not lane.scheduled and (not lane.waiting or self._may_call(lane)):
                 self._start(lane)
 
-    async def _send(self, slot: Slot, batch: Sequence[_Waiting[OpT, AnswerT]]) -> Sequence[AnswerT]:
+    async def _send(self, slot: Slot, batch: Sequence[Waiting[OpT, AnswerT]]) -> Sequence[AnswerT]:
         """Send one call until it is answered: again, with the same id, after whatever can be repaired in time."""
         loop = asyncio.get_running_loop()
         operations = [waiting.operation for waiting in batch]
@@ -269,7 +286,7 @@ class _Lane(Generic[OpT, AnswerT]):
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.waiting: deque[_Waiting[OpT, AnswerT]] = deque()
+        self.waiting: deque[Waiting[OpT, AnswerT]] = deque()
         self.calls = 0
         self.call_s = 0.0
         self.scheduled = False
@@ -279,10 +296,7 @@ class _Expiring(Protocol):
     """What has a deadline."""
 
     deadline_s: float
-
-    @property
-    def done(self) -> object:
-        """None once nobody waits for it any more."""
+    is_over: bool
 
     def give_up(self) -> None:
         """The deadline has come."""
@@ -322,23 +336,24 @@ class _Deadlines:
     def trim(self) -> None:
         """Forget those that were answered."""
         queue = self._queue
-        while queue and queue[0].done is None:
+        while queue and queue[0].is_over:
             queue.popleft()
 
     def _look(self) -> None:
         loop, queue = asyncio.get_running_loop(), self._queue
         now_s = loop.time()
-        while queue and (queue[0].done is None or queue[0].deadline_s <= now_s):
+        while queue and (queue[0].is_over or queue[0].deadline_s <= now_s):
             queue.popleft().give_up()
         self._timer = None
         if queue:
             self._look_at(queue[0].deadline_s)
 
 
-def _disagree(known: Mapping[str, object], wanted: Iterable[tuple[str, object]]) -> bool:
-    """Whether an operation would have a bucket go by other parameters than those before it."""
-    for bucket, params in wanted:
-        found = known.get(bucket, params)
+def _agree(known: dict[str, Params | None], rows: Sequence[Row]) -> bool:
+    """Whether an operation has its buckets go by the same parameters as those before it; they are known then."""
+    for row in rows:
+        params = row.params
+        found = known.setdefault(row.bucket, params)
         if found is not params and found != params:
-            return True
-    return False
+            return False
+    return True

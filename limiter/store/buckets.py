@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from limiter.model.operations import Acquire, AcquireAnswer, AcquireStatus, Settle, SettleAnswer
 from limiter.model.tally import CallTally
-from limiter.store.batcher import Batcher
+from limiter.store.batcher import Batcher, Waiting
 from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
 from limiter.store.keys import Slot
@@ -67,18 +67,13 @@ class Buckets:
         self._acquires.start(slot, operation, answered, deadline_s=deadline_s)
 
     def start_acquires(
-        self, slot: Slot, asked: Iterable[tuple[Acquire, Done[AcquireAnswer]]], *, deadline_s: float
+        self, slot: Slot, asked: Sequence[Waiting[Acquire, AcquireAnswer]], *, deadline_s: float
     ) -> None:
-        """The same for many at once, which the caller has made for the time it guesses: WINDOW is an answer too."""
-        sound = []
-        for operation, done in asked:
-            try:
-                _check_acquire(operation)
-            except ValueError as error:
-                done(error)
-            else:
-                sound.append((operation, done))
-        self._acquires.start_many(slot, sound, deadline_s=deadline_s)
+        """The same for many at once, each sound and made for the time that the caller guesses: WINDOW is an answer too.
+
+        What is sound is said below; whoever makes them by policies has made them so.
+        """
+        self._acquires.start_many(slot, asked, deadline_s=deadline_s)
 
     async def settle(self, slot: Slot, operation: Settle, *, timeout_s: float) -> SettleAnswer:
         """Correct what an acquire charged, once; or debit a long request as it goes."""

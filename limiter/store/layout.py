@@ -44,11 +44,12 @@ _PARAMS = Struct("<B11d")
 _HEAD = Struct("<ddH")
 _REPLY = Struct("<Bd")
 
-_ACQUIRE = Struct("<BBd")
+_ACQUIRE = Struct("<BBdHBdd")
 _WANT = Struct("<HBdd")
 _IDEMPOTENCY = Struct("<H16sI")
 _LOT = Struct("<Bd")
 _ANSWER = Struct("<Bdddd")
+_LONE_ANSWER = Struct("<BBdddd")
 _PRESSURE = Struct("<Bddd")
 _REPLAYED = Struct("<I")
 _MEMO = Struct("<dI")
@@ -107,6 +108,7 @@ _VERDICTS = {verdict + unit: (verdict, unit > 0) for verdict in Verdict for unit
 """What the first byte of an answer means: the verdict, and whether the bucket counts requests."""
 
 _REFUSED, _GRANTED = AcquireStatus.REFUSED, AcquireStatus.GRANTED
+_DECIDED_MAX = int(_GRANTED)
 
 
 class CallExpired(Exception):
@@ -255,19 +257,24 @@ def _pack_params(params: Params) -> bytes:
 class Terms:
     """The buckets of one call, numbered as they come, with the parameters each goes by."""
 
-    __slots__ = ("buckets", "numbers", "rows")
+    __slots__ = ("_params", "_row", "buckets", "numbers", "rows")
 
     def __init__(self) -> None:
         self.buckets: dict[str, int] = {}
         self.rows: dict[bytes, int] = {}
         self.numbers: list[int] = []
+        self._params: Params | None = None
+        self._row = 0
 
     def number(self, bucket: str, params: Params | None) -> int:
         """The bucket's number in the call, from 1."""
         number = self.buckets.get(bucket)
         if number is None:
             self.buckets[bucket] = number = len(self.buckets) + 1
-            self.numbers.append(0 if params is None else self.rows.setdefault(pack_params(params), len(self.rows) + 1))
+            if params is not self._params:  # most buckets of a call go by the same ones
+                self._params = params
+                self._row = 0 if params is None else self.rows.setdefault(pack_params(params), len(self.rows) + 1)
+            self.numbers.append(self._row)
         return number
 
     def arguments(self, *, now_us: int, expires_us: int) -> list[bytes]:
@@ -279,14 +286,20 @@ class Terms:
 def pack_acquires(operations: Sequence[Acquire], terms: Terms, keys: dict[str, int]) -> bytes:
     """ARGV[4] of acquire.lua; numbers buckets in `terms` and idempotency keys in `keys`."""
     parts: list[bytes] = []
-    append, number, pack_want = parts.append, terms.number, _WANT.pack
+    append, number, pack, pack_want = parts.append, terms.number, _ACQUIRE.pack, _WANT.pack
     for operation in operations:
         wants, idempotency, lot = operation.wants, operation.idempotency, operation.lot
-        flags = _LEASE * operation.lease | _DRY_RUN * operation.dry_run | _IDEMPOTENT * (idempotency is not None)
+        flags = 0 if idempotency is None else _IDEMPOTENT
+        if operation.lease:
+            flags |= _LEASE
+        if operation.dry_run:
+            flags |= _DRY_RUN
         if lot is not None:
             flags |= _DRAWN
-        append(_ACQUIRE.pack(flags, len(wants), operation.requests))
-        for want in wants:
+        want = wants[0]
+        row = number(want.bucket, want.params), want.learned, want.minimum, want.charge
+        append(pack(flags, len(wants), operation.requests, *row))
+        for want in wants[1:]:
             append(pack_want(number(want.bucket, want.params), want.learned, want.minimum, want.charge))
         if lot is not None:
             append(_LOT.pack(lot.class_number, lot.draw))
@@ -301,8 +314,16 @@ def unpack_acquires(reply: bytes, operations: Sequence[Acquire]) -> list[Acquire
     """Answers in the order of the operations; CallExpired if nothing was done."""
     now_us = reply_time_us(reply)
     answers, at = [], _REPLY.size
+    unpack, size, verdicts = _LONE_ANSWER.unpack_from, _LONE_ANSWER.size, _VERDICTS
     for operation in operations:
-        answer, at = _unpack_acquire(reply, at, len(operation.wants), now_us)
+        if len(operation.wants) == 1 and reply[at] <= _DECIDED_MAX:  # by far the most
+            status, code, balance, charge, rate, capacity = unpack(reply, at)
+            verdict, in_requests = verdicts[code]
+            row = BucketAnswer(verdict, balance, charge, rate, capacity, in_requests)
+            answer = AcquireAnswer(_GRANTED if status else _REFUSED, now_us, (row,))
+            at += size
+        else:
+            answer, at = _unpack_acquire(reply, at, len(operation.wants), now_us)
         answers.append(answer)
     return answers
 

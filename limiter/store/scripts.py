@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha1
 from pathlib import Path
 from struct import Struct
@@ -66,6 +66,18 @@ OpT = TypeVar("OpT", contravariant=True)
 AnswerT = TypeVar("AnswerT", covariant=True)
 
 
+class Row(Protocol):
+    """What an operation has to do with one bucket."""
+
+    @property
+    def bucket(self) -> str:
+        """Its name in the slot."""
+
+    @property
+    def params(self) -> Params | None:
+        """What it goes by; None where that is known already."""
+
+
 class Script(Protocol, Generic[OpT, AnswerT]):
     """What the batcher needs to know of a script that takes batches."""
 
@@ -73,7 +85,7 @@ class Script(Protocol, Generic[OpT, AnswerT]):
     source: bytes
     sha: bytes
 
-    def demands(self, operation: OpT) -> Iterable[tuple[str, Params | None]]:
+    def rows(self, operation: OpT) -> Sequence[Row]:
         """The buckets of an operation, each with the parameters it goes by."""
 
     def call(
@@ -100,9 +112,9 @@ class AcquireScript:
         self.source = load_script(self.name)
         self.sha = _sha(self.source)
 
-    def demands(self, operation: Acquire) -> Iterable[tuple[str, Params | None]]:
+    def rows(self, operation: Acquire) -> Sequence[Row]:
         """The buckets of an acquire."""
-        return [(want.bucket, want.params) for want in operation.wants]
+        return operation.wants
 
     def call(
         self,
@@ -136,9 +148,9 @@ class SettleScript:
         self.source = load_script(self.name)
         self.sha = _sha(self.source)
 
-    def demands(self, operation: Settle) -> Iterable[tuple[str, Params | None]]:
+    def rows(self, operation: Settle) -> Sequence[Row]:
         """The buckets of a settle."""
-        return [(charge.bucket, charge.params) for charge in operation.charges]
+        return operation.charges
 
     def call(
         self,

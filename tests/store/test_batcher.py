@@ -64,13 +64,28 @@ async def test_callers_that_come_while_calls_are_in_flight_share_the_next(bucket
     early = [start(buckets, ask(TERMS))]
     await until(lambda: link.in_flight == 1)
     late = []
-    for _ in range(50):  # each in a turn of its own
+    for _ in range(batcher.WORTH_ANOTHER - 1):  # each in a turn of its own
         late.append(start(buckets, ask(TERMS)))
         await asyncio.sleep(0)
     assert len(link.calls) == 1
     link.release()
     await asyncio.gather(*early, *late)
     assert len(link.calls) == 2
+
+
+async def test_some_callers_at_once_are_worth_another_call(buckets: Buckets, link: Watched) -> None:
+    """While the store decides on some, the node works for others; no more than two calls, however many come."""
+    link.hold()
+    callers = [start(buckets, ask(TERMS))]
+    await until(lambda: link.in_flight == 1)
+    callers += [start(buckets, ask(TERMS)) for _ in range(batcher.WORTH_ANOTHER)]
+    await until(lambda: link.in_flight == 2)
+    callers += [start(buckets, ask(TERMS)) for _ in range(batcher.OPERATIONS_MAX)]
+    await asyncio.sleep(0)
+    link.release()
+    await asyncio.gather(*callers)
+    assert [found for _, _, found in link.heads] == [1, 1, 1], "buckets in each call: all ask of one"
+    assert link.in_flight_max == 2
 
 
 async def test_few_calls_are_in_flight_however_many_ask(buckets: Buckets, link: Watched, valkey: Server) -> None:

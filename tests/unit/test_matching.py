@@ -194,7 +194,7 @@ def test_values_without_end_are_not_remembered_without_end(monkeypatch: pytest.M
     for number in range(50_000):
         matcher.match({"customer": str(number), "region": str(number % 7), "ip": f"{number % 256}.1"})
         assert len(matcher._found) <= 200
-    assert all(len(dimension._classes) <= 100 for _, dimension in matcher._dimensions)
+    assert all(len(dimension.known) <= 100 for _, dimension in matcher._dimensions)
     assert [policy.name for policy in matcher.match({"customer": "77", "region": "x", "ip": "7.1"})] == ["e77", "w7"]
 
 
@@ -203,7 +203,7 @@ def test_values_that_no_pattern_tells_apart_are_not_remembered_at_all() -> None:
     for number in range(50_000):
         assert len(matcher.match({"customer": f"c{number}"})) == 1
     assert len(matcher._found) == 1
-    assert sum(len(dimension._classes) for _, dimension in matcher._dimensions) == 0
+    assert sum(len(dimension.known) for _, dimension in matcher._dimensions) == 0
 
 
 def test_policies_themselves_can_be_matched() -> None:
