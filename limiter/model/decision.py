@@ -57,8 +57,8 @@ def limit_state(limit: Limit, params: Params, answer: BucketAnswer, now_us: int,
         reset_ms = YEAR_MS
     how = limit.mechanism
     return LimitState(
-        limit.name, mechanism(limit, answer) if how == "auto" else how, balance, capacity, rate, limit.shadow, wait_us is None,
-        window_s, reset_ms,
+        limit.name, mechanism(limit, answer) if how == "auto" else how, balance, capacity, rate,
+        limit.shadow, wait_us is None, window_s, reset_ms,
     )  # fmt: skip
 
 
