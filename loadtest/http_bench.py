@@ -214,7 +214,8 @@ Line = tuple[str, ...]
 def judge(rows: list[Variant], ceiling_per_s: float, memory_mb: float) -> tuple[list[Line], bool]:
     """The lines of the table, and whether the aims are reached."""
     found = {variant.name[1]: variant for variant in rows}
-    lines, held = [], []
+    lines: list[Line] = []
+    held = []
     for letter, variant in found.items():
         against, holds = _judge(letter, found, ceiling_per_s)
         held.append(holds and variant.errors == 0 and variant.decided_share == 1)

@@ -238,7 +238,7 @@ def test_what_the_controller_says_looks_as_shown() -> None:
     assert shown.text.splitlines()[1:] == [f"  {line}" for line in _reasons(seen)]
     missed = Missed("raise", 10.0, 20.0, 12.0, 5.0, 200.0, 0.0, (0.0, 0.0), 0)
     step = Step(1.7672256e12, "expectations", missed.rule, 10.0, 20.0, str(missed))
-    shares = dict(zip(CLASSES, (0.0, 0.2, 0.0, 0.0), strict=True))
+    shares: dict[str, float] = dict(zip(CLASSES, (0.0, 0.2, 0.0, 0.0), strict=True))
     overload = Overload(True, 1.0, shares, dict.fromkeys(CLASSES), [step])
     (shown,) = blocks("docs/overload.md", "")
     seen = Reasoning("", "", "work", "", None, None, None, None, None, None, [], overload)

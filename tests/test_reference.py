@@ -12,16 +12,31 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from api.decode import acquire
+from api import limits
+from api.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
+from api.json_text import DEPTH_MAX
+from api.server import KEEP_ALIVE_S
+from api.turns import IN_PROGRESS_MAX
 from limiter.decider import Decider
-from limiter.model.contract import Granted
+from limiter.model import breaker
+from limiter.model.contract import TEXT_MAX, Granted
 from limiter.model.overload import Overload
-from limiter.model.policy import Learning, Namespace, Policy, Quota, Steering, read_namespace, read_policy
+from limiter.model.policy import (
+    DIMENSIONS_MAX,
+    Learning,
+    Namespace,
+    Policy,
+    Quota,
+    Steering,
+    read_namespace,
+    read_policy,
+)
 from limiter.model.reservation import Signer
 from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
-from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
+from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
+from limiter.store.connect import OLDEST, open_link
+from limiter.store.scripts import load_source
 from tests.support.servers import Server
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -99,6 +114,48 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
         read_policy({"name": "x"} | example if "quota" in example else whole | example)
     else:
         read_policy(whole | {kind.__name__.lower(): example})
+
+
+def told_limits() -> dict[str, list[int]]:
+    """The numbers in the table of docs/security.md, by what they limit."""
+    table = (DOCS / "security.md").read_text().partition("| what | at most |")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    return {row[0]: [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", row[1])] for row in rows}
+
+
+def test_the_limits_on_requests_are_those_of_the_code() -> None:
+    settings = Settings.model_fields
+    dimension = [DIMENSIONS_MAX, 64, TEXT_MAX]
+    assert told_limits() == {
+        "request line and headers": [limits.HEAD_BYTES_MAX, limits.HEADERS_MAX],
+        "body": [settings["body_max_bytes"].default],
+        "time for a request to arrive": [settings["body_timeout_s"].default],
+        "time to take an answer": [],
+        "idle connection": [KEEP_ALIVE_S],
+        "operations in a batch": [OPERATIONS_MAX],
+        "operations of batches in progress, each process": [IN_PROGRESS_MAX],
+        "dimensions of a descriptor": dimension,
+        "`Idempotency-Key`": [IDEMPOTENCY_KEY_MAX],
+        "numbers": [0, 2, 53],
+        "nesting of JSON": [DEPTH_MAX],
+        "policies that cover one request": [BUCKETS_PER_OPERATION_MAX],
+    }
+
+
+def test_what_operators_are_told_of_time_is_so() -> None:
+    """docs/operations.md: the breaker's figures, and how long what is kept in the store is kept."""
+    page = (DOCS / "operations.md").read_text()
+    assert breaker.FAILURES_MAX == 5
+    assert "after five operations without an answer in a row" in page
+    assert f"after {breaker.PAUSE_MIN_S:g} s at first and {breaker.PAUSE_MAX_S:g} s at last" in page
+    scripts = b"".join(map(load_source, ("acquire", "settle"))).decode()
+    kept = {name: int(number) for name, number in re.findall(r"^local (\w+_[MU]S) = (\d+)", scripts, re.MULTILINE)}
+    assert (kept["IDLE_TTL_MS"], "ten minutes longer than it takes to fill up again" in page) == (600_000, True)
+    assert (kept["SETTLE_GRACE_US"], "until a minute after its `ttl_ms` (60 s" in page) == (60_000_000, True)
+    assert f"its decision | {kept['IDEMPOTENCY_TTL_MS'] // 1000} s |" in page
+    assert f"its reply | {kept['REPLY_TTL_MS'] // 1000} s |" in page
+    assert {name: ".".join(map(str, version)) for name, version in OLDEST.items()} == {"redis": "7.0", "valkey": "8.0"}
+    assert "Redis 7.0 or Valkey 8.0, or newer" in page
 
 
 @pytest.fixture
