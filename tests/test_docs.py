@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,18 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 from typer.main import get_command
 
+from api.app import MODULES
 from limiter.cli import app
 from limiter.cli_policies import _reasons
+from limiter.metrics.catalogue import ALL
 from limiter.model.expectations import Reason as Missed
 from limiter.model.reasoning import Cycle, Overload, Reasoning, Step
 from limiter.model.shedding import CLASSES
 from limiter.model.steering import Reason
+from limiter.settings import Settings
 from limiter.store.urls import parse
 from tests import test_reference
 from tests.chart import test_page
@@ -293,6 +298,24 @@ def check_options(words: list[str], shown: str) -> None:
     for word in words:
         if word.startswith("-") or re.fullmatch(r"[a-z]+", word):
             assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", shown), word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_metrics_routes_and_extras_in_the_text_exist(page: Path) -> None:
+    text = page.read_text()
+    assert set(re.findall(r"\bHEADGATE_[A-Z_]*[A-Z]\b", text)) <= {*Settings.variables()}
+    known = {definition.name for definition in ALL}
+    for metric in re.findall(r"\bheadgate_[a-z_]*[a-z]\b(?!\.|_…)", text):
+        assert metric in known or re.sub(r"_(?:bucket|sum|count)$", "", metric) in known, metric
+    assert set(re.findall(r"`(GET|POST|PUT|DELETE) (/v1/[a-z/{}]+)", text)) <= routes()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"pip install [^`]*\[(\w+)\]", text)) <= extras.keys()
+
+
+def routes() -> set[tuple[str, str]]:
+    """Every method and path that there is."""
+    found = [route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute)]
+    return {(method, route.path) for route in found for method in route.methods}
 
 
 def test_pictures_in_the_text_are_well_formed() -> None:
