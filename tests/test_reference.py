@@ -19,10 +19,11 @@ from api.server import KEEP_ALIVE_S
 from api.turns import IN_PROGRESS_MAX
 from limiter.decider import Decider
 from limiter.model import breaker
-from limiter.model.contract import TEXT_MAX, Granted
+from limiter.model.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
 from limiter.model.overload import Overload
 from limiter.model.policy import (
     DIMENSIONS_MAX,
+    Criticality,
     Learning,
     Namespace,
     Policy,
@@ -173,17 +174,66 @@ EXAMPLES = re.findall(
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == POLICIES.count("```yaml") == 4
+    titles = ["An API platform", "A storage service with reads and writes", "An LLM gateway by tokens", "Batch jobs"]
+    assert [title for title, *_ in EXAMPLES] == titles
+    assert POLICIES.count("```yaml") == len(titles)
+
+
+def enforce(decider: Decider, tmp_path: Path, file: str) -> None:
+    path = tmp_path / "policies.yaml"
+    path.write_text(file)
+    decider.enforce(load_policy_file(path))
 
 
 @pytest.mark.parametrize(("title", "file", "asked", "charged"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
 async def test_the_policies_by_example_do_what_they_say(
     decider: Decider, tmp_path: Path, title: str, file: str, asked: str, charged: str
 ) -> None:
-    path = tmp_path / "policies.yaml"
-    path.write_text(file)
-    decider.enforce(load_policy_file(path))
+    enforce(decider, tmp_path, file)
     decision = await decider.acquire(acquire(asked.encode()))
     assert isinstance(decision, Granted), (title, decision)
     assert sorted(limit.policy for limit in decision.limits) == sorted(re.findall(r"`(.*?)`", charged))
     assert decision.charged >= json.loads(asked)["work"]
+
+
+def example(title: str) -> str:
+    (found,) = [file for name, file, *_ in EXAMPLES if name == title]
+    return str(found)
+
+
+async def charged_by(decider: Decider, **descriptor: str) -> set[str]:
+    decision = await decider.acquire(AcquireRequest(descriptor))
+    return {limit.policy for limit in decision.limits}
+
+
+async def test_on_the_api_platform_one_customer_has_paid_for_more(decider: Decider, tmp_path: Path) -> None:
+    enforce(decider, tmp_path, example("An API platform"))
+    assert await charged_by(decider, customer="acme") == {"customer-acme", "allowance"}
+    assert await charged_by(decider, operation="search") == {"strangers"}
+
+
+@pytest.mark.parametrize(
+    ("title", "descriptor", "work"),
+    [
+        ("A storage service with reads and writes", {"service": "storage", "operation": "read", "table": "t"}, 20_000),
+        ("An LLM gateway by tokens", {"team": "search", "model": "large"}, 200_000),
+    ],
+)
+async def test_what_goes_on_for_long_is_told_to_stop(
+    decider: Decider, tmp_path: Path, title: str, descriptor: dict[str, str], work: float
+) -> None:
+    enforce(decider, tmp_path, example(title))
+    granted = await decider.acquire(AcquireRequest(descriptor))
+    assert isinstance(granted, Granted)
+    stops = [
+        (await decider.settle(SettleRequest(granted.reservation, so_far, final=False))).stop for so_far in (1.0, work)
+    ]
+    assert stops == [False, True]
+
+
+async def test_batch_jobs_need_half_of_the_bucket_and_others_do_not(decider: Decider, tmp_path: Path) -> None:
+    enforce(decider, tmp_path, example("Batch jobs"))
+    jobs = {"backend": "db1", "job": "reindex"}
+    assert isinstance(await decider.acquire(AcquireRequest({"backend": "db1"}, work=1900.0)), Granted)
+    assert not isinstance(await decider.acquire(AcquireRequest(jobs, criticality=Criticality.SHEDDABLE)), Granted)
+    assert isinstance(await decider.acquire(AcquireRequest(jobs, criticality=Criticality.CRITICAL)), Granted)
