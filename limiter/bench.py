@@ -39,7 +39,7 @@ from limiter.store.connect import Link, open_link
 from limiter.store.embedded import EmbeddedStore
 from limiter.store.keys import Slot
 from limiter.store.node import pack
-from limiter.store.scripts import AcquireScript
+from limiter.store.scripts import AcquireScript, SettleScript
 
 TERMS = Params(committed=1e6, capacity=1e6, debt_max=1e9)
 CHANCE = Random(1)  # noqa: S311  the same customers in every run
@@ -48,6 +48,7 @@ BATCH = 64
 CALLERS = 256
 CALLS_IN_FLIGHT = 8
 BUCKETS_MEASURED = 1_000_000
+SETTLES_MEASURED = 100_000
 
 
 @dataclass
@@ -114,8 +115,7 @@ class ScriptBench:
 
     def bytes_per_bucket(self, buckets: int) -> float:
         """Memory of the server for each of many buckets, their keys and the list for the controller included."""
-        self.client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
-        before = self.client.info("memory")["used_memory"]
+        before = self._emptied()
         for at in range(0, buckets, 64 * BATCH):
             calls = [self.call(list(range(first, first + BATCH))) for first in range(at, at + 64 * BATCH, BATCH)]
             self.send([pack("EVALSHA", self.script.sha, *call) for call in calls])
@@ -123,9 +123,28 @@ class ScriptBench:
             self.client.delete(*(bytes(call[1]) for call in calls))
         made = self.client.dbsize() - 1
         assert made >= buckets
-        figure = (self.client.info("memory")["used_memory"] - before) / made
+        return (self._used_memory() - before) / made
+
+    def bytes_per_settle(self, settles: int) -> float:
+        """Memory of the server for each settled reservation, until that may be forgotten."""
+        script = SettleScript()
+        self.client.script_load(script.source)
+        seconds, _ = self.client.time()
+        before = self._emptied()
+        for at in range(0, settles, BATCH):
+            self._calls += 1
+            ended = [settle("reads", f"{number:016}", 2.0, seconds * 1_000_000) for number in range(at, at + BATCH)]
+            call = script.call(self.prefix, b"%d" % self._calls, ended)
+            self.send([pack("EVALSHA", script.sha, *call)])
+            self.client.delete(bytes(call[1]))
+        return (self._used_memory() - before) / (self.client.dbsize() - 1)
+
+    def _emptied(self) -> int:
         self.client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
-        return float(figure)
+        return self._used_memory()
+
+    def _used_memory(self) -> int:
+        return int(self.client.info("memory")["used_memory"])
 
 
 class BatcherBench:
@@ -146,7 +165,8 @@ class BatcherBench:
 
         async def settle_one(number: int) -> None:
             bucket, answer = granted[number]
-            await self.buckets.settle(self.slot, settle(bucket, answer, number), timeout_s=5)
+            name, charge = f"{answer.now_us}-{number}", answer.buckets[0].charge
+            await self.buckets.settle(self.slot, settle(bucket, name, charge, answer.now_us), timeout_s=5)
 
         return await _rate(operations, acquire_one), await _rate(operations, settle_one)
 
@@ -200,14 +220,14 @@ def acquire(customer: int) -> Acquire:
     return Acquire((Want(keys.bucket_name("reads", [f"c{customer}"]), TERMS, 1.0, 2.0),))
 
 
-def settle(bucket: str, answer: AcquireAnswer, number: int) -> Settle:
+def settle(bucket: str, reservation: str, charge: float, acquired_us: int) -> Settle:
     """The end of that request."""
     return Settle(
-        reservation=f"{answer.now_us}-{number}",
-        charges=(Charge(bucket, answer.buckets[0].charge, 1.0, TERMS),),
+        reservation=reservation,
+        charges=(Charge(bucket, charge, 1.0, TERMS),),
         work=3.0,
-        acquired_us=answer.now_us,
-        deadline_us=answer.now_us + 60_000_000,
+        acquired_us=acquired_us,
+        deadline_us=acquired_us + 60_000_000,
     )
 
 
@@ -221,6 +241,7 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
     alone = Row("decided, no policy with overload control", "acquires/s")
     beside = Row("decided, another policy has overload control", "acquires/s")
     memory = Row(f"memory per bucket, {int(BUCKETS_MEASURED * scale):,} buckets", "bytes")
+    kept = Row("memory per settled reservation, until it is forgotten", "bytes")
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         async with EmbeddedStore(Path(directory)) as store:
             console.print(f"store: {store.facts}; {rounds} rounds", style="dim")
@@ -244,14 +265,16 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
             steered = await measure_controller(scripts.client, link, scale=scale)
             console.print("memory", style="dim")
             memory.figures.append(scripts.bytes_per_bucket(int(BUCKETS_MEASURED * scale)))
+            kept.figures.append(scripts.bytes_per_settle(int(SETTLES_MEASURED * scale)))
             await link.aclose()
     _judge(distinct, distinct.figure / unbatched.figure, 3, "one call per acquire")
     _judge(hot, hot.figure / distinct.figure, 3, "distinct buckets")
     _judge(acquires, acquires.figure / distinct.figure, 0.2, "batched calls")
     _judge(settles, settles.figure / distinct.figure, 0.2, "batched calls")
     _judge(beside, beside.figure / alone.figure, 0.9, "no policy with it")
-    memory.aim, memory.holds = "at most 300", memory.figure <= 300
-    return [unbatched, distinct, hot, acquires, settles, alone, beside, memory, *steered]
+    for row, most in ((memory, 300), (kept, 150)):
+        row.aim, row.holds = f"at most {most}", row.figure <= most
+    return [unbatched, distinct, hot, acquires, settles, alone, beside, memory, kept, *steered]
 
 
 async def measure_controller(client: redis.Redis, link: Link, *, scale: float) -> list[Row]:
@@ -299,8 +322,10 @@ def render(rows: list[Row]) -> Table:
 
 
 def render_markdown(rows: list[Row]) -> str:
-    """The rows as they stand in the documents."""
-    lines = [f"| {row.what} | {row.figure:,.0f} {row.unit} | {row.aim} |" for row in rows]
+    """The rows as they stand in the documents; an aim that was missed says so."""
+    lines = [
+        f"| {row.what} | {row.figure:,.0f} {row.unit} | {row.aim}{'' if row.holds else ' **missed**'} |" for row in rows
+    ]
     return "\n".join(["| what | figure | against |", "|---|---:|---|", *lines])
 
 

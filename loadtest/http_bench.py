@@ -206,28 +206,50 @@ def _memory(url: str, policies: Path, console: Console) -> float:
         return resident_mb(pid)
 
 
-def render(rows: list[Variant], ceiling_per_s: float, memory_mb: float) -> tuple[Table, bool]:
-    """The table, and whether the aims are reached."""
-    table = Table(title="Acquires over HTTP, one API process")
-    figures = ("acquires/s", "p99 ms", "errors", "decided")
-    for column in ("what", *figures, "against", ""):
-        table.add_column(column, justify="right" if column in figures else "left")
+HEAD = ("what", "acquires/s", "p99 ms", "errors", "decided", "against")
+Line = tuple[str, ...]
+"""A cell for each column of the head, and one that says whether the aim was reached."""
+
+
+def judge(rows: list[Variant], ceiling_per_s: float, memory_mb: float) -> tuple[list[Line], bool]:
+    """The lines of the table, and whether the aims are reached."""
     found = {variant.name[1]: variant for variant in rows}
+    lines: list[Line] = []
     held = []
     for letter, variant in found.items():
         against, holds = _judge(letter, found, ceiling_per_s)
         held.append(holds and variant.errors == 0 and variant.decided_share == 1)
-        mark = "" if not against else "ok" if held[-1] else "MISSED"
-        table.add_row(
+        lines.append((
             variant.name, f"{variant.acquires_per_s:,.0f}", f"{variant.p99_ms:.1f}", str(variant.errors),
-            f"{variant.decided_share:.0%}", against, mark,
-        )  # fmt: skip
-    table.add_row(f"the store alone, {BATCH} to a call", f"{ceiling_per_s:,.0f}", "", "", "", "", "")
+            f"{variant.decided_share:.0%}", against, "" if not against else _mark(held[-1]),
+        ))  # fmt: skip
+    lines.append((f"the store alone, {BATCH} to a call", f"{ceiling_per_s:,.0f}", "", "", "", "", ""))
     if memory_mb:
         held.append(memory_mb <= MEMORY_MAX_MB)
         told = f"{memory_mb:.0f} MB (at most {MEMORY_MAX_MB})"
-        table.add_row("a node's memory after a million customers", "", "", "", "", told, "ok" if held[-1] else "MISSED")
-    return table, all(held)
+        lines.append(("a node's memory after a million customers", "", "", "", "", told, _mark(held[-1])))
+    return lines, all(held)
+
+
+def _mark(holds: bool) -> str:
+    return "ok" if holds else "MISSED"
+
+
+def render(lines: list[Line]) -> Table:
+    """The lines as a table."""
+    table = Table(title="Acquires over HTTP, one API process")
+    for column in (*HEAD, ""):
+        table.add_column(column, justify="left" if column in ("what", "against", "") else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def render_markdown(lines: list[Line]) -> str:
+    """The lines as they stand in the documents; an aim that was missed says so."""
+    rows = [HEAD, ("---", *["---:"] * 4, "---")]
+    rows += [(*cells, f"{against} **missed**" if mark == "MISSED" else against) for *cells, against, mark in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _judge(letter: str, found: dict[str, Variant], ceiling_per_s: float) -> tuple[str, bool]:
@@ -249,10 +271,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--only", default="", help="letters of the variants to run, such as cd")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     given = parser.parse_args()
-    rows, ceiling_per_s, memory_mb = asyncio.run(measure(given.rounds, given.seconds, given.only, Console(stderr=True)))
-    table, held = render(rows, ceiling_per_s, memory_mb)
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)
+    lines, held = judge(*asyncio.run(measure(given.rounds, given.seconds, given.only, Console(stderr=True))))
+    if given.markdown:
+        sys.stdout.write(render_markdown(lines) + "\n")
+    else:
+        Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160).print(render(lines))
     return 0 if held else 1
 
 

@@ -1,40 +1,129 @@
-"""What the documents say is tried out."""
+"""What the documents say is tried out: every command, every snippet, every link."""
 
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import yaml
+from fastapi.routing import APIRoute
+from typer.main import get_command
 
+from api.app import MODULES
+from limiter.cli import app
+from limiter.cli_policies import _reasons
+from limiter.metrics.catalogue import ALL
+from limiter.model.expectations import Reason as Missed
+from limiter.model.reasoning import Cycle, Overload, Reasoning, Step
+from limiter.model.shedding import CLASSES
+from limiter.model.steering import Reason
+from limiter.settings import Settings
+from limiter.store.urls import parse
+from tests import test_reference
+from tests.chart import test_page
 from tests.support import eventually
-from tests.support.servers import free_port
+from tests.support.documents import PAGES, ROOT, Block, blocks, name_of, script
+from tests.support.servers import free_port, running
 
-ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
+HEADGATE = f"""exec {shlex.quote(sys.executable)} -c 'from limiter.cli import main; main()' "$@" """
 
 
-@contextmanager
-def made_to_run(port: int, directory: Path) -> Iterator[None]:
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    return furnished(tmp_path)
+
+
+def furnished(directory: Path) -> Path:
+    """A directory in which the commands of the documents find what they name."""
+    programs = directory / "bin"
+    programs.mkdir()
+    (programs / "headgate").write_text(f"#!/bin/bash\n{HEADGATE}\n")
+    (programs / "headgate").chmod(0o755)
+    (directory / "docs").symlink_to(ROOT / "docs")
+    return directory
+
+
+def surroundings(workplace: Path, port: int, **settings: str) -> dict[str, str]:
+    """The environment of commands: no settings but these."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    own = {
+        "PATH": f"{workplace / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HEADGATE_PORT": str(port),
+        "HEADGATE_DATA_DIR": str(workplace / "data"),
+    }
+    return inherited | own | settings
+
+
+def follow(of: list[Block], workplace: Path, port: int, *, store_port: int = 0) -> str:
+    """Run the commands of some blocks, one after the other; what they printed. Whatever they started ends with them."""
+    here, there = "127.0.0.1:6379", f"127.0.0.1:{store_port}"
+    printed, said = workplace / "printed", workplace / "said"
+    with printed.open("w") as out, said.open("w") as err:  # a pipe would stay open as long as what was started
+        process = subprocess.Popen(
+            ["bash", "-c", script(of, f"127.0.0.1:{port}").replace(here, there)],
+            cwd=workplace,
+            env=surroundings(workplace, port),
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    try:
+        assert process.wait(timeout=120) == 0, f"{said.read_text()[-2000:]}\n{printed.read_text()[-2000:]}"
+    finally:
+        if _has_group(process.pid):
+            os.killpg(process.pid, signal.SIGTERM)
+            eventually(lambda: not _has_group(process.pid), within_s=40, what="what was started has ended")
+    return printed.read_text()
+
+
+def _has_group(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Running:
+    """Headgate as `make run` starts it. Pages share it: each speaks of customers of its own."""
+
+    workplace: Path
+    port: int
+
+    def follow(self, of: list[Block]) -> str:
+        return follow(of, self.workplace, self.port)
+
+
+@pytest.fixture(scope="module")
+def made_to_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """What `make run` runs, on another port and with its data elsewhere."""
     command = re.search(r"^run:.*\n\t\$\(BIN\)/headgate (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert command is not None
     arguments = command[1].replace(
         "$(or $(HEADGATE_POLICIES),docs/policies.example.yaml)", "docs/policies.example.yaml"
     )
-    environment = {**os.environ, "HEADGATE_PORT": str(port), "HEADGATE_DATA_DIR": str(directory / "data")}
+    workplace, port = furnished(tmp_path_factory.mktemp("run")), free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from limiter.cli import main; main()", *arguments.split()], cwd=ROOT, env=environment
+        ["headgate", *arguments.split()],
+        executable=workplace / "bin" / "headgate",
+        cwd=workplace,
+        env=surroundings(workplace, port),
     )
     try:
-        eventually(lambda: is_ready(port))
-        yield
+        eventually(lambda: is_ready(port), within_s=30)
+        yield Running(workplace, port)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -48,47 +137,248 @@ def is_ready(port: int) -> bool:
         return False
 
 
-def test_the_readme_s_first_acquire_and_settle_do_what_it_says(tmp_path: Path) -> None:
-    """The README's curl lines, verbatim but for the port."""
-    readme = (ROOT / "README.md").read_text()
-    acquire, settle, again = re.findall(r"```sh\n(curl .*?)\n```", readme, re.DOTALL)
-    shown = json.loads(re.findall(r"```json\n(.*?)\n```", readme)[0].replace("}, …]", "}]"))
-    port = free_port()
-
-    def run(line: str) -> str:
-        line = line.replace("http://127.0.0.1:8080", f"http://127.0.0.1:{port}")
-        return subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    with made_to_run(port, tmp_path):
-        granted = json.loads(run(acquire))
-        assert list(granted) == list(shown)
-        assert granted["limits"][0] == shown["limits"][0]
-        assert {**granted, "reservation": "", "limits": []} == {**shown, "reservation": "", "limits": []}
-        assert json.loads(run(settle))["adjusted"] == 297
-        refused = run(again)
-        assert refused.startswith("HTTP/1.1 429")
-        assert "\nretry-after: 1" in refused
+def test_the_readme_from_top_to_bottom(made_to_run: Running) -> None:
+    """The two commands exist; the curl lines, verbatim but for the port, answer what it shows."""
+    makes, *curls = blocks("README.md", "sh")
+    assert [command.split("  ")[0] for command in makes.commands] == ["make run", "make test"]
+    shown = json.loads(blocks("README.md", "json")[0].text.replace("}, …]", "}]"))
+    granted, settled, refused = (made_to_run.follow([block]) for block in curls)
+    answer = json.loads(granted)
+    assert list(answer) == list(shown)
+    assert answer["limits"][0] == shown["limits"][0]
+    assert {**answer, "reservation": "", "limits": []} == {**shown, "reservation": "", "limits": []}
+    assert json.loads(settled)["adjusted"] == 297
+    assert refused.startswith("HTTP/1.1 429")
+    assert "\nretry-after: 1" in refused
 
 
-def test_the_http_api_by_example_answers_as_it_says(tmp_path: Path) -> None:
-    """Every curl line, verbatim but for the port. Behind it stands the status, and something of the answer."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "http-api.md").read_text(), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+def test_the_http_api_by_example_answers_as_it_says(made_to_run: Running) -> None:
+    """Every curl line. Behind it stands the status, and something of the answer; the refusal is shown with its head."""
+    told = blocks("docs/http-api.md", "sh")
+    lines = [command for block in told for command in block.commands]
     assert len(lines) > 20
-    port = free_port()
-    with made_to_run(port, tmp_path):
-        for line in lines:
-            said = re.fullmatch(r"(curl .*?)  # (\d{3})(?: (.*))?", line)
-            assert said is not None, line
-            command = said[1].replace("http://127.0.0.1:8080", f"http://127.0.0.1:{port}")
-            command = command.replace("curl ", "curl -w '%{stderr}%{http_code}' ", 1)
-            ran = subprocess.run(
-                ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30
-            )
-            assert (ran.stderr, (said[3] or "") in ran.stdout) == (said[2], True), f"{line}\n{ran.stdout}"
+    assert all(re.search(r"  # \d{3}", line) for line in lines)
+    printed = made_to_run.follow(told)
+    (head,) = blocks("docs/http-api.md", "")
+    pattern = "".join(_like(line) for line in head.commands)
+    assert re.search(pattern, printed), pattern
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_within_the_documents_leads_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)", document.read_text()):
-        assert (document.parent / target).exists(), target
+def _like(line: str) -> str:
+    """A header as it may come: figures change with time, and others may stand between."""
+    figures = re.sub(r"\d+|…", r"\\d+", re.escape(line).replace("…", "0"))
+    return rf"{figures}\n(?:[a-z-]+: .*\n)*?"
+
+
+def test_the_commands_on_policies_do_what_they_say(made_to_run: Running) -> None:
+    printed = made_to_run.follow(blocks("docs/policies.md", "sh"))
+    assert "docs/policies.example.yaml: 6 policies, all valid" in printed
+    assert "policy 'anonymous' is as it was at revision 1" in printed
+
+
+def test_load_is_reported_as_the_page_on_overload_says(made_to_run: Running) -> None:
+    (reported,) = blocks("docs/overload.md", "sh")
+    apply = "headgate policies apply --prune docs/policies.{}.yaml > /dev/null\n"
+    made_to_run.follow([Block("", 0, "sh", apply.format("overload.example"))])
+    answer = eventually(lambda: _taken(made_to_run.follow([reported])), what="the policy is in force")
+    assert answer["signals"] == {"cpu": 0.93, "queue_age_s": 0.4}
+    made_to_run.follow([Block("", 0, "sh", apply.format("example"))])  # as the other pages expect it
+
+
+def _taken(printed: str) -> dict[str, object]:
+    answer: dict[str, object] = json.loads(printed)
+    return answer if "signals" in answer else {}
+
+
+def test_the_store_is_set_up_and_the_runbook_followed(workplace: Path) -> None:
+    """docs/operations.md from top to bottom, on a server with its settings."""
+    (settings,) = blocks("docs/operations.md", "conf")
+    config = dict(line.split(" ", 1) for line in settings.commands)
+    if shutil.which("redis-cli") is None:
+        stand_in(workplace / "bin" / "redis-cli")
+    with running("valkey", workplace / "store", config=config) as store:
+        printed = follow(blocks("docs/operations.md", "sh"), workplace, free_port(), store_port=store.port)
+        assert b"headgate" in store.command("ACL", "USERS")
+    assert "PONG" in printed
+    assert "policy 'anonymous' is as it was at revision 1" in printed
+
+
+def stand_in(path: Path) -> None:
+    """For redis-cli where there is none: the same command to the same server."""
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nimport redis\n"
+        "print(redis.Redis.from_url(sys.argv[2], decode_responses=True).execute_command(*sys.argv[3:]) or 'PONG')\n"
+    )
+    path.chmod(0o755)
+
+
+def test_the_runbook_has_every_alert() -> None:
+    (group,) = yaml.safe_load((ROOT / "docs/alerts.yaml").read_text())["groups"]
+    page = (ROOT / "docs/operations.md").read_text()
+    assert re.findall(r"^### (Headgate\w+)$", page, re.MULTILINE) == [rule["alert"] for rule in group["rules"]]
+
+
+def test_the_store_urls_can_be_read() -> None:
+    urls = re.findall(r"`((?:rediss?(?:\+\w+)?|unix)://[^`]+)`", (ROOT / "docs/operations.md").read_text())
+    kinds = [parse(url).kind for url in urls]
+    assert kinds == ["server", "server", "sentinel", "sentinel", "cluster", "server", "sentinel", "cluster"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_keys_and_tls_keep_out_whom_they_should(workplace: Path) -> None:
+    """docs/security.md from top to bottom."""
+    follow(blocks("docs/security.md", "sh"), workplace, free_port())
+
+
+def test_what_the_controller_says_looks_as_shown() -> None:
+    reason = Reason(1.7672256e15, 100.0, 97.4, 5.0, 0.612, "raise", 20.0, 20.1)
+    cycle = Cycle(
+        reason.at_us / 1000, 100.0, 97.4, 5.0, reason.rejection_rate, reason.rule, 20.0, 20.1, reason.sentence
+    )
+    seen = Reasoning(
+        "table-reads:c1", "table-reads", "requests", "set by the policy", 100.0, 20.1, None, None, None, None, [cycle],
+        None,
+    )  # fmt: skip
+    (shown,) = blocks("docs/controller.md", "")
+    assert shown.text.splitlines()[1:] == [f"  {line}" for line in _reasons(seen)]
+    missed = Missed("raise", 10.0, 20.0, 12.0, 5.0, 200.0, 0.0, (0.0, 0.0), 0)
+    step = Step(1.7672256e12, "expectations", missed.rule, 10.0, 20.0, str(missed))
+    shares: dict[str, float] = dict(zip(CLASSES, (0.0, 0.2, 0.0, 0.0), strict=True))
+    overload = Overload(True, 1.0, shares, dict.fromkeys(CLASSES), [step])
+    (shown,) = blocks("docs/overload.md", "")
+    seen = Reasoning("", "", "work", "", None, None, None, None, None, None, [], overload)
+    assert shown.text.splitlines() == [f"  {line}" for line in _reasons(seen)][2:]
+
+
+COMMAND = re.compile(r"`((?:headgate|make|(?:\.venv/bin/)?python -m loadtest\.\w+) [^`…]+)`")
+
+
+def spoken() -> list[tuple[str, str]]:
+    """Commands in the text of pages, and in blocks that would take minutes to run."""
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    found = [(name_of(page), command) for page in pages for command in COMMAND.findall(page.read_text())]
+    long = [command for block in blocks("docs/loadtest.md", "sh") for command in block.commands]
+    return found + [("docs/loadtest.md", command.partition("  #")[0].strip()) for command in long]
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(spoken())))
+def test_commands_in_the_text_exist_with_their_options(page: str, command: str) -> None:
+    words = shlex.split(command.replace("\\\n", " "))
+    if words[0] == "headgate":
+        check_headgate(words[1:])
+    elif words[0] == "make":
+        targets = re.findall(r"^([a-z]+):.*## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        told = dict(targets)[words[1]]
+        assert all(word.partition("=")[0] + "=" in told for word in words[2:]), told
+    elif words[0] == "locust":  # whose help leaves out the options of the file
+        check_options(words[3:], help_of("-m", "locust") + (ROOT / words[2]).read_text())
+    else:
+        check_options(words[3:], help_of(*words[1:3]))
+
+
+def check_headgate(words: list[str]) -> None:
+    """A command, or several of one group with bars between; options that there are."""
+    command = get_command(app)
+    while words and hasattr(command, "commands"):
+        alternatives = [word for word in words if word != "|"] if "|" in words else words[:1]
+        assert set(alternatives) <= set(command.commands), words
+        command, words = command.commands[words[0]], [] if "|" in words else words[1:]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= options
+
+
+def help_of(*module: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def check_options(words: list[str], shown: str) -> None:
+    for word in words:
+        if word.startswith("-") or re.fullmatch(r"[a-z]+", word):
+            assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", shown), word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_metrics_routes_and_extras_in_the_text_exist(page: Path) -> None:
+    text = page.read_text()
+    assert set(re.findall(r"\bHEADGATE_[A-Z_]*[A-Z]\b", text)) <= {*Settings.variables()}
+    known = {definition.name for definition in ALL}
+    for metric in re.findall(r"\bheadgate_[a-z_]*[a-z]\b(?!\.|_…)", text):
+        assert metric in known or re.sub(r"_(?:bucket|sum|count)$", "", metric) in known, metric
+    assert set(re.findall(r"`(GET|POST|PUT|DELETE) (/v1/[a-z/{}]+)", text)) <= routes()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"pip install [^`]*\[(\w+)\]", text)) <= extras.keys()
+
+
+def routes() -> set[tuple[str, str]]:
+    """Every method and path that there is."""
+    found = [route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute)]
+    return {(method, route.path) for route in found for method in route.methods or ()}
+
+
+def test_pictures_in_the_text_are_well_formed() -> None:
+    """Mermaid's flowcharts: what opens closes, what is joined is an arrow of its language."""
+    drawn = [block for page in PAGES for block in blocks(page, "mermaid")]
+    assert len(drawn) >= 2
+    for block in drawn:
+        head, *lines = block.commands
+        assert re.fullmatch(r"flowchart (?:LR|TD)", head), block
+        assert sum(line.strip().startswith("subgraph") for line in lines) == [line.strip() for line in lines].count(
+            "end"
+        )
+        for opening, closing in ("[]", "()"):
+            assert block.text.count(opening) == block.text.count(closing), block
+        assert all(re.search(r"-->|-- .* -->|-\. .* \.->|^\s*(?:subgraph|end|direction)", line) for line in lines), (
+            block
+        )
+
+
+SNIPPETS: dict[tuple[str, str], Callable[..., object]] = {
+    ("README.md", "sh"): test_the_readme_from_top_to_bottom,
+    ("README.md", "json"): test_the_readme_from_top_to_bottom,
+    ("docs/controller.md", ""): test_what_the_controller_says_looks_as_shown,
+    ("docs/http-api.md", "sh"): test_the_http_api_by_example_answers_as_it_says,
+    ("docs/http-api.md", ""): test_the_http_api_by_example_answers_as_it_says,
+    ("docs/kubernetes.md", "sh"): test_page.test_the_commands_do_what_they_say,
+    ("docs/kubernetes.md", "yaml"): test_page.test_the_values_can_be_used,
+    ("docs/loadtest.md", "sh"): test_commands_in_the_text_exist_with_their_options,
+    ("docs/operations.md", "conf"): test_the_store_is_set_up_and_the_runbook_followed,
+    ("docs/operations.md", "sh"): test_the_store_is_set_up_and_the_runbook_followed,
+    ("docs/overload.md", "sh"): test_load_is_reported_as_the_page_on_overload_says,
+    ("docs/overload.md", ""): test_what_the_controller_says_looks_as_shown,
+    ("docs/policies.md", "sh"): test_the_commands_on_policies_do_what_they_say,
+    ("docs/policies.md", "yaml"): test_reference.test_the_policies_by_example_do_what_they_say,
+    ("docs/security.md", "sh"): test_keys_and_tls_keep_out_whom_they_should,
+}
+"""Who tries the blocks of a page and a language; pictures are tried wherever they are."""
+
+
+def test_every_snippet_is_tried_by_some_test() -> None:
+    """A page or a language that is new here needs a test first."""
+    found = {(block.page, block.language) for page in PAGES for block in blocks(page) if block.language != "mermaid"}
+    assert found == set(SNIPPETS)
+    for page in PAGES:
+        assert page.read_text().count("\n```") == 2 * len(blocks(page)), f"{name_of(page)}: a fence within something"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_within_the_documents_leads_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        there = (page.parent / target) if target else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Its headings as they are linked to."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text()))
+    pages = {name_of(page) for page in ROOT.glob("docs/*.md")}
+    assert pages <= linked

@@ -12,16 +12,32 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from api.decode import acquire
+from api import limits
+from api.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
+from api.json_text import DEPTH_MAX
+from api.server import KEEP_ALIVE_S
+from api.turns import IN_PROGRESS_MAX
 from limiter.decider import Decider
-from limiter.model.contract import Granted
+from limiter.model import breaker
+from limiter.model.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
 from limiter.model.overload import Overload
-from limiter.model.policy import Learning, Namespace, Policy, Quota, Steering, read_namespace, read_policy
+from limiter.model.policy import (
+    DIMENSIONS_MAX,
+    Criticality,
+    Learning,
+    Namespace,
+    Policy,
+    Quota,
+    Steering,
+    read_namespace,
+    read_policy,
+)
 from limiter.model.reservation import Signer
 from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
-from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
+from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
+from limiter.store.connect import OLDEST, open_link
+from limiter.store.scripts import load_source
 from tests.support.servers import Server
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -101,6 +117,48 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
         read_policy(whole | {kind.__name__.lower(): example})
 
 
+def told_limits() -> dict[str, list[int]]:
+    """The numbers in the table of docs/security.md, by what they limit."""
+    table = (DOCS / "security.md").read_text().partition("| what | at most |")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    return {row[0]: [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", row[1])] for row in rows}
+
+
+def test_the_limits_on_requests_are_those_of_the_code() -> None:
+    settings = Settings.model_fields
+    dimension = [DIMENSIONS_MAX, 64, TEXT_MAX]
+    assert told_limits() == {
+        "request line and headers": [limits.HEAD_BYTES_MAX, limits.HEADERS_MAX],
+        "body": [settings["body_max_bytes"].default],
+        "time for a request to arrive": [settings["body_timeout_s"].default],
+        "time to take an answer": [],
+        "idle connection": [KEEP_ALIVE_S],
+        "operations in a batch": [OPERATIONS_MAX],
+        "operations of batches in progress, each process": [IN_PROGRESS_MAX],
+        "dimensions of a descriptor": dimension,
+        "`Idempotency-Key`": [IDEMPOTENCY_KEY_MAX],
+        "numbers": [0, 2, 53],
+        "nesting of JSON": [DEPTH_MAX],
+        "policies that cover one request": [BUCKETS_PER_OPERATION_MAX],
+    }
+
+
+def test_what_operators_are_told_of_time_is_so() -> None:
+    """docs/operations.md: the breaker's figures, and how long what is kept in the store is kept."""
+    page = (DOCS / "operations.md").read_text()
+    assert breaker.FAILURES_MAX == 5
+    assert "after five operations without an answer in a row" in page
+    assert f"after {breaker.PAUSE_MIN_S:g} s at first and {breaker.PAUSE_MAX_S:g} s at last" in page
+    scripts = b"".join(map(load_source, ("acquire", "settle"))).decode()
+    kept = {name: int(number) for name, number in re.findall(r"^local (\w+_[MU]S) = (\d+)", scripts, re.MULTILINE)}
+    assert (kept["IDLE_TTL_MS"], "ten minutes longer than it takes to fill up again" in page) == (600_000, True)
+    assert (kept["SETTLE_GRACE_US"], "until a minute after its `ttl_ms` (60 s" in page) == (60_000_000, True)
+    assert f"its decision | {kept['IDEMPOTENCY_TTL_MS'] // 1000} s |" in page
+    assert f"its reply | {kept['REPLY_TTL_MS'] // 1000} s |" in page
+    assert {name: ".".join(map(str, version)) for name, version in OLDEST.items()} == {"redis": "7.0", "valkey": "8.0"}
+    assert "Redis 7.0 or Valkey 8.0, or newer" in page
+
+
 @pytest.fixture
 async def decider(valkey: Server) -> AsyncIterator[Decider]:
     link = await open_link(valkey.url)
@@ -116,17 +174,66 @@ EXAMPLES = re.findall(
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == POLICIES.count("```yaml") == 4
+    titles = ["An API platform", "A storage service with reads and writes", "An LLM gateway by tokens", "Batch jobs"]
+    assert [title for title, *_ in EXAMPLES] == titles
+    assert POLICIES.count("```yaml") == len(titles)
+
+
+def enforce(decider: Decider, tmp_path: Path, file: str) -> None:
+    path = tmp_path / "policies.yaml"
+    path.write_text(file)
+    decider.enforce(load_policy_file(path))
 
 
 @pytest.mark.parametrize(("title", "file", "asked", "charged"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
 async def test_the_policies_by_example_do_what_they_say(
     decider: Decider, tmp_path: Path, title: str, file: str, asked: str, charged: str
 ) -> None:
-    path = tmp_path / "policies.yaml"
-    path.write_text(file)
-    decider.enforce(load_policy_file(path))
+    enforce(decider, tmp_path, file)
     decision = await decider.acquire(acquire(asked.encode()))
     assert isinstance(decision, Granted), (title, decision)
     assert sorted(limit.policy for limit in decision.limits) == sorted(re.findall(r"`(.*?)`", charged))
     assert decision.charged >= json.loads(asked)["work"]
+
+
+def example(title: str) -> str:
+    (found,) = [file for name, file, *_ in EXAMPLES if name == title]
+    return str(found)
+
+
+async def charged_by(decider: Decider, **descriptor: str) -> set[str]:
+    decision = await decider.acquire(AcquireRequest(descriptor))
+    return {limit.policy for limit in decision.limits}
+
+
+async def test_on_the_api_platform_one_customer_has_paid_for_more(decider: Decider, tmp_path: Path) -> None:
+    enforce(decider, tmp_path, example("An API platform"))
+    assert await charged_by(decider, customer="acme") == {"customer-acme", "allowance"}
+    assert await charged_by(decider, operation="search") == {"strangers"}
+
+
+@pytest.mark.parametrize(
+    ("title", "descriptor", "work"),
+    [
+        ("A storage service with reads and writes", {"service": "storage", "operation": "read", "table": "t"}, 20_000),
+        ("An LLM gateway by tokens", {"team": "search", "model": "large"}, 200_000),
+    ],
+)
+async def test_what_goes_on_for_long_is_told_to_stop(
+    decider: Decider, tmp_path: Path, title: str, descriptor: dict[str, str], work: float
+) -> None:
+    enforce(decider, tmp_path, example(title))
+    granted = await decider.acquire(AcquireRequest(descriptor))
+    assert isinstance(granted, Granted)
+    stops = [
+        (await decider.settle(SettleRequest(granted.reservation, so_far, final=False))).stop for so_far in (1.0, work)
+    ]
+    assert stops == [False, True]
+
+
+async def test_batch_jobs_need_half_of_the_bucket_and_others_do_not(decider: Decider, tmp_path: Path) -> None:
+    enforce(decider, tmp_path, example("Batch jobs"))
+    jobs = {"backend": "db1", "job": "reindex"}
+    assert isinstance(await decider.acquire(AcquireRequest({"backend": "db1"}, work=1900.0)), Granted)
+    assert not isinstance(await decider.acquire(AcquireRequest(jobs, criticality=Criticality.SHEDDABLE)), Granted)
+    assert isinstance(await decider.acquire(AcquireRequest(jobs, criticality=Criticality.CRITICAL)), Granted)

@@ -3,7 +3,7 @@
 import uvloop
 
 from loadtest.generator import Load, _Generator
-from loadtest.http_bench import render, variants
+from loadtest.http_bench import Line, judge, render, render_markdown, variants
 from tests.api.live import Lane, LiveApi
 
 
@@ -18,11 +18,17 @@ def test_the_generator_gets_answers(both: dict[Lane, LiveApi]) -> None:
 def judged(
     a: float, b: float, c: float, d: float, p99_ms: float = 5.0, errors: int = 0, *, decided: bool = True
 ) -> bool:
+    return lines(a, b, c, d, p99_ms, errors, decided=decided)[1]
+
+
+def lines(
+    a: float, b: float, c: float, d: float, p99_ms: float = 5.0, errors: int = 0, *, decided: bool = True
+) -> tuple[list[Line], bool]:
     rows = variants()
     for row, rate in zip(rows, (a, b, c, d / 100), strict=True):
         row.loads.append(Load(rate, 1.0, p99_ms, errors))
         row.probes = [True, decided]
-    return render(rows, ceiling_per_s=100_000, memory_mb=200)[1]
+    return judge(rows, ceiling_per_s=100_000, memory_mb=200)
 
 
 def test_aims_are_judged() -> None:
@@ -33,3 +39,13 @@ def test_aims_are_judged() -> None:
     assert not judged(1000, 5000, 8000, 50_000, p99_ms=11)
     assert not judged(1000, 5000, 8000, 50_000, errors=1)
     assert not judged(1000, 5000, 8000, 50_000, decided=False)
+
+
+def test_the_table_is_printed_for_people_and_for_documents() -> None:
+    found = lines(1000, 5000, 8000, 49_000)[0]
+    assert render(found).row_count == 6
+    told = render_markdown(found).splitlines()
+    assert len(told) == 8
+    assert {row.count("|") for row in told} == {7}
+    assert told[4].startswith("| (c) fast lane | 8,000 | 5.0 | 0 | 100% | 8.0× (a) (at least 8×), ")
+    assert told[5].endswith("| 0.49 of the store alone (at least 0.5) **missed** |"), "nothing is hidden"

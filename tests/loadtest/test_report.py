@@ -1,0 +1,53 @@
+"""The documents' figures come from one run: what is measured ends up between the marks, and nowhere else."""
+
+from pathlib import Path
+
+from limiter.bench import Row
+from loadtest.generator import Load
+from loadtest.http_bench import variants
+from loadtest.report import PERFORMANCE, README, ROOT, Figures, write
+
+
+def figures(acquires_per_s: float) -> Figures:
+    rows = variants()
+    for row, rate in zip(rows, (1000.0, 5000.0, acquires_per_s, 600.0), strict=True):
+        row.loads.append(Load(rate, 1.0, 5.0, 0))
+        row.probes = [True]
+    scripts = [Row("one call", "acquires/s", [9000.0]), Row("memory per bucket", "bytes", [272.0], "at most 300")]
+    return Figures("Two cores.", scripts, rows, ceiling_per_s=100_000, memory_mb=200)
+
+
+def copied(directory: Path) -> dict[Path, str]:
+    (directory / "docs").mkdir()
+    pages = {page: (ROOT / page).read_text() for page in (PERFORMANCE, README)}
+    for page, text in pages.items():
+        (directory / page).write_text(text)
+    return pages
+
+
+def test_every_table_has_its_place(tmp_path: Path) -> None:
+    copied(tmp_path)
+    write(figures(8000), tmp_path)
+    performance, readme = (tmp_path / PERFORMANCE).read_text(), (tmp_path / README).read_text()
+    assert "| (c) fast lane | 8,000 | 5.0 | 0 | 100% | 8.0× (a)" in performance
+    assert "| memory per bucket | 272 bytes | at most 300 |" in performance
+    assert "<!-- machine -->\nTwo cores.\n<!-- /machine -->" in performance
+    assert "| Headgate | 8,000 | 5.0 ms |\n| Headgate, 100 to a request | 60,000 | 5.0 ms |" in readme
+    assert "| a bucket in the store | 272 bytes |  |" in readme
+
+
+def test_a_page_keeps_all_but_its_tables_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    before = copied(tmp_path)
+    write(figures(8000), tmp_path)
+    once = {page: (tmp_path / page).read_text() for page in before}
+    write(figures(8000), tmp_path)
+    for page, text in before.items():
+        assert [line for line in once[page].splitlines() if line.startswith("#")] == [
+            line for line in text.splitlines() if line.startswith("#")
+        ]
+        assert (tmp_path / page).read_text() == once[page]
+
+
+def test_the_result_says_whether_every_aim_was_reached() -> None:
+    assert figures(8000).hold
+    assert not figures(7900).hold
