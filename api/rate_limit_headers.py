@@ -23,7 +23,7 @@ INTEGER_MAX = 999_999_999_999_999  # of a structured field
 def lines(limits: Sequence[LimitState], headers: HeaderSet) -> bytes:
     """The header lines for these limits, in one of the sets."""
     if headers == "draft":
-        return _draft(limits)
+        return draft(limits)
     told = [limit for limit in limits if not limit.shadow]
     if not told or headers == "none":
         return b""
@@ -42,7 +42,8 @@ def reset_s(limit: LimitState) -> int:
     return int(-(-limit.reset_ms // 1000)) if limit.reset_ms > 0 else 0
 
 
-def _draft(limits: Sequence[LimitState]) -> bytes:
+def draft(limits: Sequence[LimitState]) -> bytes:
+    """The header lines of the draft, a limit beside the other."""
     if len(limits) == 1 and not limits[0].shadow:  # by far the most
         (limit,) = limits
         name, policy = _policy(limit.policy, limit.capacity, limit.rate, limit.window_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from math import ceil
 
@@ -13,7 +14,7 @@ from api.answer import JSON, PROBLEM, Answer
 from api.auth import Forbidden, Unauthenticated
 from api.decode import BadRequest, Invalid
 from api.explain import FieldProblem
-from api.rate_limit_headers import HeaderSet, lines, reset_s
+from api.rate_limit_headers import HeaderSet, draft, lines, reset_s
 from api.schemas import GrantedAnswer, Limit, Problem, RefusedAnswer, SettledAnswer
 from limiter.errors import (
     IdempotencyConflict,
@@ -47,22 +48,20 @@ class Renderer:
     """Renders with the set of rate limit headers that is configured."""
 
     def __init__(self, headers: HeaderSet = "draft") -> None:
-        self._headers: HeaderSet = headers
+        self._lines = draft if headers == "draft" else partial(lines, headers=headers)
 
     def decision(self, outcome: Decision | Exception) -> Answer:
         """The answer to an acquire."""
         try:
-            return self._decision(outcome)
+            if type(outcome) is Granted:
+                head = JSON + self._lines(outcome.limits)
+                return Answer(200, head + _REPLAYED if outcome.replayed else head, _granted(outcome))
+            return self._refused(outcome) if type(outcome) is Refused else failure(outcome)  # type: ignore[arg-type]
         except Exception as error:
             return failure(error)
 
-    def _decision(self, outcome: Decision | Exception) -> Answer:
-        if type(outcome) is Granted:
-            head = JSON + lines(outcome.limits, self._headers)
-            return Answer(200, head + _REPLAYED if outcome.replayed else head, _granted(outcome))
-        if type(outcome) is not Refused:
-            return failure(outcome)  # type: ignore[arg-type]
-        head = PROBLEM + lines(outcome.limits, self._headers)
+    def _refused(self, outcome: Refused) -> Answer:
+        head = PROBLEM + self._lines(outcome.limits)
         if outcome.retry == "after":
             resets = [reset_s(limit) for limit in outcome.limits if not limit.passed and not limit.shadow]
             head += b"retry-after: %d\r\n" % max([_seconds(outcome.retry_after_ms), *resets])

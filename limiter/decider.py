@@ -173,8 +173,10 @@ class _Case(Waiting[Acquire, AcquireAnswer]):
     def wants(self, now_us: int) -> tuple[Want, ...]:
         """What it asks of each bucket, at a time of the store's."""
         request, criticality = self.request, self.criticality
-        descriptor, work = request.descriptor, request.work
-        return tuple([want(limit, descriptor, work, criticality, now_us) for limit in self.limits])
+        descriptor, work, limits = request.descriptor, request.work, self.limits
+        if len(limits) == 1:  # by far the most, and for one a list is dear
+            return (want(limits[0], descriptor, work, criticality, now_us),)
+        return tuple([want(limit, descriptor, work, criticality, now_us) for limit in limits])
 
     def rows(self, wants: Sequence[Want]) -> list[_Row]:
         """What a settle will have to know of each bucket."""
@@ -295,7 +297,7 @@ class Decider:
             case.tell_uncovered()
         elif len(limits) > BUCKETS_PER_OPERATION_MAX:
             done(TooManyLimits(_too_many(len(limits))))
-        elif self._standing.allows(now_s):
+        elif not self._standing.breaker.is_open or self._standing.allows(now_s):
             return case
         else:
             case.tell(StoreShunned("the store is given a rest"))

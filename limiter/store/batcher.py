@@ -138,11 +138,20 @@ class Batcher(Generic[OpT, AnswerT]):
     def start(self, slot: Slot, operation: OpT, done: Done[AnswerT], *, deadline_s: float) -> Waiting[OpT, AnswerT]:
         """The same without a coroutine: `done` is told the answer, or why there is none (in the loop's time)."""
         waiting: Waiting[OpT, AnswerT] = _Passed(operation, done, deadline_s)
-        self.start_many(slot, [waiting], deadline_s=deadline_s)
+        lane = self._join(slot, [waiting], deadline_s)
+        if not lane.scheduled and self._may_call(lane):
+            lane.scheduled = True
+            # Not at once: whoever else asks in this turn of the loop comes along.
+            asyncio.get_running_loop().call_soon(self._start, lane)
         return waiting
 
     def start_many(self, slot: Slot, joining: Sequence[Waiting[OpT, AnswerT]], *, deadline_s: float) -> None:
-        """The same for many at once; the deadline is the same for all."""
+        """The same for all who ask in one turn of the loop; the deadline is the same for them."""
+        lane = self._join(slot, joining, deadline_s)
+        if not lane.scheduled and self._may_call(lane):
+            self._start(lane)
+
+    def _join(self, slot: Slot, joining: Sequence[Waiting[OpT, AnswerT]], deadline_s: float) -> _Lane[OpT, AnswerT]:
         lane = self._lanes.get(slot)
         if lane is None:
             self._lanes[slot] = lane = _Lane(slot)
@@ -150,12 +159,9 @@ class Batcher(Generic[OpT, AnswerT]):
         admitted = joining if room >= len(joining) else joining[:room]
         lane.waiting.extend(admitted)
         self._deadlines.watch(admitted)
-        if not lane.scheduled and self._may_call(lane):
-            lane.scheduled = True
-            # Not at once: whoever else asks in this turn of the loop comes along.
-            asyncio.get_running_loop().call_soon(self._start, lane)
         for waiting in joining[room:]:
             waiting.tell(StoreBusy("too many operations are waiting for the store"))
+        return lane
 
     def _may_call(self, lane: _Lane[OpT, AnswerT]) -> bool:
         """One call is always worth while; another beside it only for some operations at once."""
