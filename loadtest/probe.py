@@ -108,6 +108,10 @@ class Asker:
         if status == 200:
             self._post("/v1/settle", {"reservation": json.loads(answer)["reservation"], "work": 1})
 
+    def close(self) -> None:
+        """No more."""
+        self._connection.close()
+
     def ask_for_ever(self, first_after_s: float) -> None:
         """At its pace; a call that took longer is followed by the next at once."""
         due_s = time.perf_counter() + first_after_s

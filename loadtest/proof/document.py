@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.locust.report import checked, table
+from loadtest.locust.report import TIMES_HEAD, checked, table, times
 from loadtest.locust.thresholds import Check
 from loadtest.plot import COLOURS, INK, Band, Chart, Line, Panel, render
 from loadtest.proof.analysis import CALM_S, JITTER_S, Death, Findings
@@ -25,9 +25,10 @@ HOW = f"""## How to read it
   lets it pass C + D. After a failover C + D more are allowed (promise 3: the replica may not have heard of the last
   debits), and C for the nodes' own buckets while the store was away. r·{JITTER_S:g} s are allowed throughout, as
   answers are read later than the store decided.
-- *Late*: an answer that took longer at the client than the node's deadline and the allowance. What the client's own
-  process did not get to run meanwhile is taken off, and shown: a node that was late during just that time is not found.
-  Attempts without an answer are not late but failed.
+- *Late*: a call that took longer than the node's deadline and the allowance. Judged by a probe, a process that asks
+  every node, the dead one too, a few times a second over one connection each and does nothing else; tenants, and with
+  them partitions, in turn. Nothing is taken off: the allowance is for the wait for a core, which probe, nodes and store
+  all have. The users share one process that is busy with all of them: when it reads an answer says less of the node.
 - A failed attempt is repeated at another node under the same `Idempotency-Key`: it debits once. A request counts as
   failed only if no node answered it. Settles wait for the store: each `503` among them was tried again.
 - Recovery: of a controller, until every partition is owned by another; of an API node, until its successor is ready; of
@@ -56,8 +57,10 @@ def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
             "## Failed attempts",
             table(("kind", "attempts"), sorted(found.failures.items()) or [("none", 0)]),
             "## Time to an answer",
-            table(("p50", "p99", "p99.9", "slowest", f"beyond {plan.late_ms:g} ms"), [_times(found)]),
-            _stalls(found),
+            table(
+                TIMES_HEAD,
+                [times("the probe, which does nothing else", found.probed), times("the users' process", found.read)],
+            ),
             "## Work against the limits",
             table(("bucket", "level before the failover", "allowed", "level overall", "allowed"), _levels(found)),
             _seconds(found),
@@ -69,18 +72,6 @@ def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
 def _death(death: Death, began_s: float) -> tuple[str, str, str, str]:
     after = "not before the end" if death.recovered_after_s is None else f"{death.recovered_after_s:.1f} s"
     return death.victim, f"{death.at_s - began_s:.1f} s", death.recovery, after
-
-
-def _times(found: Findings) -> tuple[str, ...]:
-    shown = [f"{ms:.1f} ms" for ms in (*found.percentiles_ms.values(), found.slowest_ms)]
-    return (*shown, str(found.late))
-
-
-def _stalls(found: Findings) -> str:
-    return (
-        f"The client's own stalls are taken off: {found.stalled_share:.0%} of the time that it waited. With them the "
-        f"slowest answer took {found.slowest_read_ms:.0f} ms."
-    )
 
 
 def _levels(found: Findings) -> list[tuple[str, str, str, str, str]]:

@@ -36,12 +36,12 @@ class Plan:
     tenants: int = 20
     think_ms: float = 80.0
     deadline_ms: int = 100
-    allowance_ms: float = 150.0
-    """Beyond the deadline, measured at the client: some fifteen processes share the cores of one machine."""
+    allowance_ms: float = 100.0
+    """Beyond the deadline, measured by the probe: some fifteen processes share the cores of one machine."""
 
     @property
     def late_ms(self) -> float:
-        """An answer that took longer came too late."""
+        """A call that took longer was answered too late."""
         return self.deadline_ms + self.allowance_ms
 
 
