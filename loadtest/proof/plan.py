@@ -47,8 +47,8 @@ class Plan:
 
 FULL = Plan(seconds=60, kills=((12, "controller"), (24, "api node"), (36, "primary")))
 SHORT = Plan(
-    seconds=18,
-    kills=((2, "controller"), (3, "api node"), (8, "primary")),
+    seconds=15,
+    kills=((1, "controller"), (2, "api node"), (5, "primary")),
     users=15,
     deadline_ms=1_000,
     allowance_ms=2_000,
