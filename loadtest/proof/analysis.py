@@ -75,6 +75,8 @@ class Second:
     refused: int
     degraded: int
     failed: int
+    slowest_ms: float
+    """Of the probe's calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def analyse(
     machine: str = "",
 ) -> Findings:
     """Everything that the report needs."""
-    ordered = sorted(attempts, key=lambda one: one.at_s)
+    ordered, asked = sorted(attempts, key=lambda one: one.at_s), list(probed)
     return Findings(
         plan=plan,
         began_s=began_s,
@@ -118,11 +120,11 @@ def analyse(
         decisions=sum(one.call == "acquire" and not one.is_failed for one in ordered),
         failures=dict(Counter(f"{one.call}: {one.reason}" for one in ordered if one.is_failed)),
         requests_failed=sum(one.is_failed and one.is_final for one in ordered),
-        probed=Times.of([one.latency_ms for one in probed], late_ms=plan.late_ms),
+        probed=Times.of([one.latency_ms for one in asked], late_ms=plan.late_ms),
         read=Times.of([one.latency_ms for one in ordered if one.status != 0], late_ms=plan.late_ms),
         degraded=sum(one.is_degraded for one in ordered),
         levels=bucket_levels(ordered, failover_s=_failover_s(deaths)),
-        seconds=by_second(ordered, began_s),
+        seconds=by_second(ordered, asked, began_s),
         deaths=[_with_recovery(death, ordered) for death in deaths],
     )
 
@@ -145,15 +147,19 @@ def bucket_levels(ordered: Sequence[Attempt], *, failover_s: float) -> list[Buck
     ]
 
 
-def by_second(ordered: Sequence[Attempt], began_s: float) -> list[Second]:
+def by_second(ordered: Sequence[Attempt], probed: Iterable[Probed], began_s: float) -> list[Second]:
     """The run second by second; an attempt belongs to the second in which it was answered."""
     rows: dict[int, list[Attempt]] = {}
     for one in ordered:
         rows.setdefault(int(one.at_s - began_s), []).append(one)
-    return [_second(at, rows.get(at, [])) for at in range(max(rows, default=-1) + 1)]
+    slowest_ms: dict[int, float] = {}
+    for call in probed:
+        at = int(call.at_s - began_s)
+        slowest_ms[at] = max(slowest_ms.get(at, 0.0), call.latency_ms)
+    return [_second(at, rows.get(at, []), slowest_ms.get(at, 0.0)) for at in range(max(rows, default=-1) + 1)]
 
 
-def _second(at: int, attempts: Sequence[Attempt]) -> Second:
+def _second(at: int, attempts: Sequence[Attempt], slowest_ms: float) -> Second:
     return Second(
         at,
         demanded=sum(one.demanded for one in attempts),
@@ -161,6 +167,7 @@ def _second(at: int, attempts: Sequence[Attempt]) -> Second:
         refused=sum(one.status == 429 for one in attempts),
         degraded=sum(one.is_degraded for one in attempts),
         failed=sum(one.is_failed for one in attempts),
+        slowest_ms=slowest_ms,
     )
 
 

@@ -15,7 +15,7 @@ INTRODUCTION = f"""# The fleet under fire
 Written by `make proof` from one run, all of it on one machine: a cluster of {PRIMARIES} primaries with a replica each, {API_NODES} API
 nodes, {CONTROLLERS} controllers, {PARTITIONS} partitions, and Locust's users in one process, who fail over from node to node. During the run
 the owner of the busiest partition among the controllers, an API node and the primary of the busiest partition are killed
-(`SIGKILL`). Two policies cover every request: `{TENANT.name}`, {TENANT.rate:g} units a second for each tenant
+(`SIGKILL`). Two policies cover each of their requests: `{TENANT.name}`, {TENANT.rate:g} units a second for each tenant
 (C = {TENANT.capacity:g}, D = {TENANT.debt_max:g}), and `{SHARED.name}`, {SHARED.rate:g} for all together
 (C = {SHARED.capacity:g}, D = {SHARED.debt_max:g}), divided over the partitions. Without the store, nodes go by their share (`local`)."""  # noqa: E501
 
@@ -28,7 +28,8 @@ HOW = f"""## How to read it
 - *Late*: a call that took longer than the node's deadline and the allowance. Judged by a probe, a process that asks
   every node, the dead one too, a few times a second over one connection each and does nothing else; tenants, and with
   them partitions, in turn. Nothing is taken off: the allowance is for the wait for a core, which probe, nodes and store
-  all have. The users share one process that is busy with all of them: when it reads an answer says less of the node.
+  all have. *Slowest*, of a second, is the probe's slowest call in it. The users share one process that is busy with all
+  of them: when it reads an answer says less of the node.
 - A failed attempt is repeated at another node under the same `Idempotency-Key`: it debits once. A request counts as
   failed only if no node answered it. Settles wait for the store: each `503` among them was tried again.
 - Recovery: of a controller, until every partition is owned by another; of an API node, until its successor is ready; of
@@ -89,10 +90,19 @@ def _levels(found: Findings) -> list[tuple[str, str, str, str, str]]:
 
 
 def _seconds(found: Findings) -> str:
-    head = ("second", "demanded", "admitted", "of the limit", "refused", "without the store", "failed attempts")
+    head = (
+        "second",
+        "demanded",
+        "admitted",
+        "of the limit",
+        "refused",
+        "without the store",
+        "failed attempts",
+        "slowest",
+    )
     rows = [
         (s.at, f"{s.demanded:.0f}", f"{s.admitted:.0f}", f"{s.admitted / SHARED.rate:.0%}", s.refused, s.degraded,
-         s.failed)
+         s.failed, f"{s.slowest_ms:.0f} ms")
         for s in found.seconds
     ]  # fmt: skip
     return f"<details><summary>Every second</summary>\n\n{table(head, rows)}\n\n</details>"
@@ -100,7 +110,7 @@ def _seconds(found: Findings) -> str:
 
 def picture(found: Findings) -> str:
     """Work and answers over time, with the kills, as SVG."""
-    rows = found.seconds[: int(found.plan.seconds) + 1]
+    rows = found.seconds[: int(found.plan.seconds)]
     admitted, demanded = [(s.at + 0.5, s.admitted) for s in rows], [(s.at + 0.5, s.demanded) for s in rows]
     end = rows[-1].at + 1.0
     limit = [(0.0, SHARED.rate), (end, SHARED.rate)]
@@ -122,12 +132,21 @@ def picture(found: Findings) -> str:
             Line(label="failed attempts", points=[(s.at + 0.5, float(s.failed)) for s in rows], colour=COLOURS[1]),
         ),
     )
+    deadline_ms = float(found.plan.deadline_ms)
+    times = Panel(
+        title="The probe's slowest call",
+        unit="ms",
+        lines=(
+            Line(label="slowest", points=[(s.at + 0.5, s.slowest_ms) for s in rows], colour=COLOURS[0]),
+            Line(label="deadline", points=[(0.0, deadline_ms), (end, deadline_ms)], colour=INK, is_dashed=True),
+        ),
+    )
     chart = Chart(
         title="A controller, an API node and a primary are killed under load",
         subtitle="Marked: from each kill to its recovery",
         x_unit="time (s)",
         bands=[_band(death, found.began_s, end) for death in found.deaths],
-        panels=(work, answers),
+        panels=(work, answers, times),
     )
     return render(chart)
 
