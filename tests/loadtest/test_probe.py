@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from time import sleep
 
 import pytest
 
 from limiter.policy_file import load_policy_file
 from loadtest import probe
 from loadtest.probe import Asker, Probed, Times
+from tests.support import eventually
 from tests.support.servers import free_port
 
 
@@ -63,8 +63,7 @@ def test_a_node_that_is_not_there_is_asked_again() -> None:
 def test_a_process_of_its_own_asks_until_the_block_ends(address: str, tmp_path: Path) -> None:
     file = tmp_path / "probed.jsonl"
     with probe.probing(file, [address, address]):
-        while not file.exists() or len(probe.read(file)) < 8:
-            sleep(0.02)
+        eventually(lambda: file.exists() and len(probe.read(file)) >= 8, within_s=30)
     found = probe.read(file)
     assert {one.node for one in found} == {address}
     assert probe.read(file) == found, "it has ended"
