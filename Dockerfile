@@ -10,9 +10,10 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /src
 # The environment has no pip of its own: nothing can be installed into it later.
 RUN ["python", "-m", "venv", "--without-pip", "/opt/headgate"]
-# Exactly the packages that were tested, by their hashes; a layer of its own, since they change seldom.
-COPY .ci/run.lock .ci/
-RUN ["pip", "--python", "/opt/headgate", "install", "--require-hashes", "--only-binary", ":all:", "-r", ".ci/run.lock"]
+# Exactly the packages that were tested, those for traces (HEADGATE_OTEL) among them, by their hashes; a layer of its
+# own, since they change seldom.
+COPY .ci/image.lock .ci/
+RUN ["pip", "--python", "/opt/headgate", "install", "--require-hashes", "--only-binary", ":all:", "-r", ".ci/image.lock"]
 COPY pyproject.toml README.md LICENSE ./
 COPY lua lua
 COPY api api

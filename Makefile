@@ -34,6 +34,8 @@ lock: .venv/test.stamp ## pin the dependencies anew, with hashes
 	  pyproject.toml --group build -o .ci/run.lock
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  pyproject.toml --group dev -c .ci/run.lock -o .ci/test.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	  pyproject.toml --extra otel --group build -c .ci/test.lock -o .ci/image.lock
 
 clean: ## remove what the other targets made here
 	rm -rf .venv .headgate .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -65,8 +65,9 @@ def _options(
 
 
 Host = Annotated[str | None, typer.Option(help="The address to listen on.", envvar="HEADGATE_HOST")]
-Port = Annotated[int | None, typer.Option(help="The port to listen on.", envvar="HEADGATE_PORT")]
-Workers = Annotated[int | None, typer.Option(help="Processes that serve.", envvar="HEADGATE_WORKERS")]
+# Numbers as text: the settings say what is wrong with them.
+Port = Annotated[str | None, typer.Option(help="The port to listen on.", envvar="HEADGATE_PORT", metavar="NUMBER")]
+Workers = Annotated[str | None, typer.Option(help="Processes that serve.", envvar="HEADGATE_WORKERS", metavar="NUMBER")]
 Policies = Annotated[Path | None, typer.Option(help="A policy file, applied at start.", envvar="HEADGATE_POLICIES")]
 
 

@@ -35,7 +35,7 @@ def _read(path: Path) -> str:
             raise PolicyError([f"is larger than {FILE_BYTES_MAX // 1024 // 1024} MiB; allowed: a smaller file"])
         return raw.decode("utf-8-sig")
     except OSError as error:
-        raise PolicyError([f"cannot be read: {error.strerror or error}"]) from None
+        raise PolicyError([f"cannot be read: {error.strerror or error}; allowed: a YAML or JSON file"]) from None
     except UnicodeDecodeError as error:
         raise PolicyError([f"is not UTF-8 text, from byte {error.start} on"]) from None
 

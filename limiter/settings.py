@@ -18,6 +18,7 @@ from limiter.model.policy import Criticality
 from limiter.store.urls import parse
 
 PREFIX = "HEADGATE_"
+SERVICE_LINK = "HEADGATE_SERVICE_HOST"
 SECRET_MIN_CHARACTERS = 16
 LEASE_CYCLES_MIN = 4
 """A lease is renewed by each cycle: it has to outlast a few that were late."""
@@ -75,6 +76,11 @@ class Settings(BaseSettings):
     @classmethod
     def load(cls) -> Self:
         """The settings in the environment, or `SettingsError` with everything that is wrong with them."""
+        if SERVICE_LINK in os.environ:
+            raise SettingsError(
+                f"{SERVICE_LINK}, and HEADGATE_PORT with it, comes from Kubernetes, for a Service called headgate: put "
+                "enableServiceLinks: false into the spec of the pod"
+            )
         problems = list(_unknown_variables(cls.variables()))
         try:
             settings = cls()
@@ -151,4 +157,6 @@ def _problem(error: ErrorDetails) -> str:
     variable = PREFIX + field.upper()
     if "error" in error.get("ctx", {}):  # raised by a validator of ours
         return f"{variable}: {error['ctx']['error']}"
-    return f"{variable} is {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    wanted = Settings.model_fields[field].description if error["type"] == "string_pattern_mismatch" else error["msg"]
+    assert wanted, f"{field} has a description"
+    return f"{variable} is {error['input']!r}: {wanted[:1].lower()}{wanted[1:]}"

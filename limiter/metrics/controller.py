@@ -45,7 +45,7 @@ def _serving(steers: Controller, host: str, port: int) -> Iterator[None]:
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        problem = f"HEADGATE_METRICS_PORT: cannot listen on {host}, port {port}: {error.strerror}"
+        problem = f"cannot listen on {host} port {port} ({error.strerror}): set HEADGATE_HOST or HEADGATE_METRICS_PORT"
         raise SettingsError(problem) from None
     try:
         yield

@@ -24,6 +24,7 @@ from limiter.model.bucket import Params
 from limiter.model.tally import CallTally
 from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
+from limiter.store.deadline import Deadline
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
@@ -318,7 +319,7 @@ class _Deadlines:
 
     def __init__(self) -> None:
         self._queue: deque[_Expiring] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Deadline | None = None
         self._looks_s = 0.0
 
     def watch(self, joining: Sequence[_Expiring]) -> None:
@@ -328,7 +329,7 @@ class _Deadlines:
         queue, deadline_s = self._queue, joining[0].deadline_s
         if queue and deadline_s < queue[-1].deadline_s:
             for waiting in joining:
-                asyncio.get_running_loop().call_at(deadline_s, waiting.give_up)
+                Deadline(deadline_s, waiting.give_up)
             return
         queue.extend(joining)
         if self._timer is None or self._looks_s > deadline_s:
@@ -337,7 +338,7 @@ class _Deadlines:
     def _look_at(self, when_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._looks_s = asyncio.get_running_loop().call_at(when_s, self._look), when_s
+        self._timer, self._looks_s = Deadline(when_s, self._look), when_s
 
     def trim(self) -> None:
         """Forget those that were answered."""

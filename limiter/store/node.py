@@ -26,6 +26,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from limiter.store.deadline import TimeoutAt
 from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
 
 Argument = bytes | str | int | float
@@ -66,7 +67,7 @@ class Node:
             raise StoreRefused(f"no time left to ask {self.where}")
         sent = False
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with TimeoutAt(deadline_s):
                 connection = await self._take()
                 sent = True
                 return await self._exchange(connection, packed, asking=asking)

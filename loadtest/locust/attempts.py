@@ -19,8 +19,7 @@ class Attempt(msgspec.Struct, omit_defaults=True, kw_only=True):
     tenant: str
     criticality: str
     latency_ms: float
-    own_lag_ms: float = 0.0
-    """How long of that the user's own process did not get to run: it read the answer later than it came."""
+    """Until its user had the answer; all users share one process, which may read it later than it came."""
     status: int
     """Of HTTP; 0 if no answer came."""
     reason: str = ""
@@ -40,7 +39,7 @@ class Attempt(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def is_late(self, late_ms: float) -> bool:
         """Whether an answer came, and took longer than it may."""
-        return self.status != 0 and self.latency_ms - self.own_lag_ms > late_ms
+        return self.status != 0 and self.latency_ms > late_ms
 
     @property
     def is_failed(self) -> bool:

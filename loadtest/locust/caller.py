@@ -35,7 +35,6 @@ class Answer:
     retry_after: str | None = None
     failure: str = ""
     latency_ms: float = 0.0
-    own_lag_ms: float = 0.0
 
 
 class Transport(Protocol):
@@ -155,7 +154,6 @@ class Caller:
             tenant=ask.tenant,
             criticality=ask.criticality,
             latency_ms=answer.latency_ms,
-            own_lag_ms=answer.own_lag_ms,
             status=answer.status,
             reason=reason if answer.status in (0, 200, 429) else f"{answer.status} {reason}".rstrip(),
             is_degraded=body.degraded,

@@ -29,7 +29,6 @@ SHARE_EVERY_S = 1.0
 SAY_EVERY_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
 SPAWN_PER_S = 100
-STALL_TICK_S = 0.005
 SETTLING_MAX = 2_000
 """Settles under way at once; beyond that users wait for theirs."""
 
@@ -70,26 +69,6 @@ class Figures:
 figures = Figures()
 
 
-class Stalls:
-    """How long this process did not get to run what was due: a greenlet that wants to run every few milliseconds."""
-
-    def __init__(self) -> None:
-        self._total_s = 0.0
-        self._due_s = time.perf_counter()
-
-    def watch(self) -> None:
-        """For ever."""
-        while True:
-            self._due_s = time.perf_counter() + STALL_TICK_S
-            gevent.sleep(STALL_TICK_S)
-            self._total_s += max(0.0, time.perf_counter() - self._due_s)
-
-    def so_far_ms(self) -> float:
-        """Since the process began, the stall that goes on right now included."""
-        return 1000 * (self._total_s + max(0.0, time.perf_counter() - self._due_s))
-
-
-stalls = Stalls()
 settling = Pool(SETTLING_MAX)
 
 
@@ -113,7 +92,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 @events.init.add_listener
 def _init(environment: Environment, **_: Any) -> None:
     runner = environment.runner
-    gevent.spawn(stalls.watch)
     if isinstance(runner, MasterRunner):
         runner.register_message(TALLY, _hear)
     if isinstance(runner, WorkerRunner):
@@ -210,16 +188,15 @@ class HeadgateUser(FastHttpUser):
         gevent.sleep(self.draws.expovariate(1 / self.think_s))
 
     def _send(self, node: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-        text, asked_s, stalled_ms = body.decode(), time.perf_counter(), stalls.so_far_ms()
+        text, asked_s = body.decode(), time.perf_counter()
         with self.client.post(node + path, data=text, headers=headers, name=path, catch_response=True) as answer:
             latency_ms = 1000 * (time.perf_counter() - asked_s)
-            own_lag_ms = stalls.so_far_ms() - stalled_ms
             if answer.status_code == 0:
-                return Answer(0, failure=_kind(answer.error), latency_ms=latency_ms, own_lag_ms=own_lag_ms)
+                return Answer(0, failure=_kind(answer.error), latency_ms=latency_ms)
             if answer.status_code == 429:
                 answer.success()
             header = answer.headers.get("retry-after") if answer.headers else None
-            return Answer(answer.status_code, answer.content or b"", header, "", latency_ms, own_lag_ms)
+            return Answer(answer.status_code, answer.content or b"", header, "", latency_ms)
 
 
 def _kind(error: BaseException | None) -> str:

@@ -8,9 +8,10 @@ from loadtest.locust.draws import CLASSES
 from loadtest.locust.limits import WorkLimit
 from loadtest.locust.tally import Tally
 from loadtest.locust.thresholds import Check
+from loadtest.probe import Times
 
 
-def report(title: str, tally: Tally, checks: Sequence[Check], limit: WorkLimit) -> str:
+def report(title: str, tally: Tally, checks: Sequence[Check], limit: WorkLimit, probed: Times) -> str:
     """The whole document."""
     seconds = sorted(tally.seconds.items())
     first = seconds[0][0] if seconds else 0
@@ -23,6 +24,7 @@ def report(title: str, tally: Tally, checks: Sequence[Check], limit: WorkLimit) 
         f"# {title}",
         table(("check", "found", "allowed", ""), [checked(check) for check in checks]),
         table(("figure", "value"), _figures(tally, limit)),
+        table(TIMES_HEAD, [times("the probe, which does nothing else", probed)]),
         table(("refusals by reason", "count"), _counts(tally.refusals)),
         table(("class", "asked", "refused"), [_class(tally, name) for name in CLASSES]),
         table(("failed attempts by kind", "count"), _counts(tally.failures)),
@@ -47,12 +49,21 @@ def _figures(tally: Tally, limit: WorkLimit) -> list[tuple[str, str]]:
     return [
         ("decisions", f"{tally.decisions} ({tally.decisions / seconds:.0f} a second)"),
         ("work admitted", f"{tally.admitted / seconds:.0f} a second, limit {limit.rate:g}"),
-        ("acquire p50, p99", f"{tally.acquire_p_ms(50):.1f} ms, {tally.acquire_p_ms(99):.1f} ms"),
+        ("acquire p50, p99, as users read it", f"{tally.acquire_p_ms(50):.1f} ms, {tally.acquire_p_ms(99):.1f} ms"),
         ("settle lag p50, p99", f"{tally.settle_lag_p_ms(50):.1f} ms, {tally.settle_lag_p_ms(99):.1f} ms"),
         ("retries after a refusal", str(tally.retries)),
         ("decided without the store", str(tally.degraded)),
-        ("requests failed at every node", str(tally.requests_failed)),
+        ("answers that users read late", str(tally.read_late)),
     ]
+
+
+TIMES_HEAD = ("measured by", "calls", "p50", "p99", "p99.9", "slowest", "late")
+
+
+def times(by: str, found: Times) -> tuple[str, ...]:
+    """A row of a table of answer times."""
+    shown = [f"{ms:.1f} ms" for ms in (*found.percentiles_ms.values(), found.slowest_ms)]
+    return by, str(found.count), *shown, str(found.late)
 
 
 def _counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:

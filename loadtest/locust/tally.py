@@ -45,18 +45,19 @@ class Tally(msgspec.Struct):
     """Requests that no node could answer."""
     retries: int = 0
     degraded: int = 0
-    beyond_deadline: int = 0
+    read_late: int = 0
+    """Answers that a user had later than they may take; it may have been its own process that was late."""
     acquire_ms: list[float] = msgspec.field(default_factory=_no_latencies)
     settle_lag_ms: list[float] = msgspec.field(default_factory=_no_latencies)
 
     def count(self, attempt: Attempt, *, late_ms: float) -> None:
-        """Add one attempt; an answer that took longer than `late_ms` is beyond the deadline."""
+        """Add one attempt; an answer that took longer than `late_ms` was read late."""
         second = self.seconds.setdefault(int(attempt.at_s), Second())
         second.demanded += attempt.demanded
         second.admitted += attempt.work
         self.degraded += attempt.is_degraded
         self.retries += attempt.is_retry
-        self.beyond_deadline += attempt.is_late(late_ms)
+        self.read_late += attempt.is_late(late_ms)
         if attempt.is_failed:
             self._count_failure(second, attempt)
         elif attempt.call == "acquire":
@@ -87,7 +88,7 @@ class Tally(msgspec.Struct):
                 setattr(mine, field, getattr(mine, field) + getattr(second, field))
         for name in ("refusals", "refused_by_class", "asked_by_class", "failures"):
             _add(getattr(self, name), getattr(other, name))
-        for name in ("requests_failed", "retries", "degraded", "beyond_deadline"):
+        for name in ("requests_failed", "retries", "degraded", "read_late"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("acquire_ms", "settle_lag_ms"):
             setattr(self, name, [a + b for a, b in zip(getattr(self, name), getattr(other, name), strict=True)])
@@ -96,6 +97,11 @@ class Tally(msgspec.Struct):
     def decisions(self) -> int:
         """Acquires that were granted or refused."""
         return sum(second.granted + second.refused for second in self.seconds.values())
+
+    @property
+    def attempts(self) -> int:
+        """Calls of all kinds, whatever came of them."""
+        return self.decisions + round(sum(self.settle_lag_ms)) + sum(self.failures.values())
 
     @property
     def admitted(self) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from loadtest import probe
 from loadtest.locust.attempts import Attempt
 from loadtest.locust.caller import SERVICE
 from loadtest.locust.fleet import GRACE_S, LocustFailure, locust, wait
@@ -53,19 +54,21 @@ def run(plan: Plan) -> Findings:
     machine = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before anything was started"
     with tempfile.TemporaryDirectory(prefix="headgate-proof-") as name:
         directory = Path(name)
-        policies, records = directory / "policies.yaml", directory / "records.jsonl"
-        policies.write_text(policy_file((SHARED, TENANT), service=SERVICE, namespaces=NAMESPACES))
+        policies, records, probed = (directory / name for name in ("policies.yaml", "records.jsonl", "probed.jsonl"))
+        limits = policy_file((SHARED, TENANT), service=SERVICE, namespaces=NAMESPACES)
+        policies.write_text(limits + probe.policy())
         print(
             f"starting {PRIMARIES} primaries and replicas, {API_NODES} API nodes, {CONTROLLERS} controllers", flush=True
         )
         with running_fleet(directory, policies, deadline_ms=plan.deadline_ms) as fleet:
-            with locust(_arguments(plan, fleet, records)) as process:
+            with probe.probing(probed, fleet.addresses), locust(_arguments(plan, fleet, records)) as process:
                 began_s = _first_request_s(records, process)
                 _kill_by_plan(plan, fleet, began_s)
                 wait(process, plan.seconds + GRACE_S)
             deaths = list(fleet.deaths)
         attempts = [msgspec.json.decode(line, type=Attempt) for line in records.read_bytes().splitlines()]
-    return analyse(attempts, deaths, plan, began_s=began_s, machine=machine)
+        answers = probe.read(probed)
+    return analyse(attempts, answers, deaths, plan, began_s=began_s, machine=machine)
 
 
 def _arguments(plan: Plan, fleet: Fleet, records: Path) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.locust.report import checked, table
+from loadtest.locust.report import TIMES_HEAD, checked, table, times
 from loadtest.locust.thresholds import Check
 from loadtest.plot import COLOURS, INK, Band, Chart, Line, Panel, render
 from loadtest.proof.analysis import CALM_S, JITTER_S, Death, Findings
@@ -15,7 +15,7 @@ INTRODUCTION = f"""# The fleet under fire
 Written by `make proof` from one run, all of it on one machine: a cluster of {PRIMARIES} primaries with a replica each, {API_NODES} API
 nodes, {CONTROLLERS} controllers, {PARTITIONS} partitions, and Locust's users in one process, who fail over from node to node. During the run
 the owner of the busiest partition among the controllers, an API node and the primary of the busiest partition are killed
-(`SIGKILL`). Two policies cover every request: `{TENANT.name}`, {TENANT.rate:g} units a second for each tenant
+(`SIGKILL`). Two policies cover each of their requests: `{TENANT.name}`, {TENANT.rate:g} units a second for each tenant
 (C = {TENANT.capacity:g}, D = {TENANT.debt_max:g}), and `{SHARED.name}`, {SHARED.rate:g} for all together
 (C = {SHARED.capacity:g}, D = {SHARED.debt_max:g}), divided over the partitions. Without the store, nodes go by their share (`local`)."""  # noqa: E501
 
@@ -25,9 +25,11 @@ HOW = f"""## How to read it
   lets it pass C + D. After a failover C + D more are allowed (promise 3: the replica may not have heard of the last
   debits), and C for the nodes' own buckets while the store was away. r·{JITTER_S:g} s are allowed throughout, as
   answers are read later than the store decided.
-- *Late*: an answer that took longer at the client than the node's deadline and the allowance. What the client's own
-  process did not get to run meanwhile is taken off, and shown: a node that was late during just that time is not found.
-  Attempts without an answer are not late but failed.
+- *Late*: a call that took longer than the node's deadline and the allowance. Judged by a probe, a process that asks
+  every node, the dead one too, a few times a second over one connection each and does nothing else; tenants, and with
+  them partitions, in turn. Nothing is taken off: the allowance is for the wait for a core, which probe, nodes and store
+  all have. *Slowest*, of a second, is the probe's slowest call in it. The users share one process that is busy with all
+  of them: when it reads an answer says less of the node.
 - A failed attempt is repeated at another node under the same `Idempotency-Key`: it debits once. A request counts as
   failed only if no node answered it. Settles wait for the store: each `503` among them was tried again.
 - Recovery: of a controller, until every partition is owned by another; of an API node, until its successor is ready; of
@@ -56,8 +58,10 @@ def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
             "## Failed attempts",
             table(("kind", "attempts"), sorted(found.failures.items()) or [("none", 0)]),
             "## Time to an answer",
-            table(("p50", "p99", "p99.9", "slowest", f"beyond {plan.late_ms:g} ms"), [_times(found)]),
-            _stalls(found),
+            table(
+                TIMES_HEAD,
+                [times("the probe, which does nothing else", found.probed), times("the users' process", found.read)],
+            ),
             "## Work against the limits",
             table(("bucket", "level before the failover", "allowed", "level overall", "allowed"), _levels(found)),
             _seconds(found),
@@ -69,18 +73,6 @@ def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
 def _death(death: Death, began_s: float) -> tuple[str, str, str, str]:
     after = "not before the end" if death.recovered_after_s is None else f"{death.recovered_after_s:.1f} s"
     return death.victim, f"{death.at_s - began_s:.1f} s", death.recovery, after
-
-
-def _times(found: Findings) -> tuple[str, ...]:
-    shown = [f"{ms:.1f} ms" for ms in (*found.percentiles_ms.values(), found.slowest_ms)]
-    return (*shown, str(found.late))
-
-
-def _stalls(found: Findings) -> str:
-    return (
-        f"The client's own stalls are taken off: {found.stalled_share:.0%} of the time that it waited. With them the "
-        f"slowest answer took {found.slowest_read_ms:.0f} ms."
-    )
 
 
 def _levels(found: Findings) -> list[tuple[str, str, str, str, str]]:
@@ -98,10 +90,19 @@ def _levels(found: Findings) -> list[tuple[str, str, str, str, str]]:
 
 
 def _seconds(found: Findings) -> str:
-    head = ("second", "demanded", "admitted", "of the limit", "refused", "without the store", "failed attempts")
+    head = (
+        "second",
+        "demanded",
+        "admitted",
+        "of the limit",
+        "refused",
+        "without the store",
+        "failed attempts",
+        "slowest",
+    )
     rows = [
         (s.at, f"{s.demanded:.0f}", f"{s.admitted:.0f}", f"{s.admitted / SHARED.rate:.0%}", s.refused, s.degraded,
-         s.failed)
+         s.failed, f"{s.slowest_ms:.0f} ms")
         for s in found.seconds
     ]  # fmt: skip
     return f"<details><summary>Every second</summary>\n\n{table(head, rows)}\n\n</details>"
@@ -109,7 +110,7 @@ def _seconds(found: Findings) -> str:
 
 def picture(found: Findings) -> str:
     """Work and answers over time, with the kills, as SVG."""
-    rows = found.seconds[: int(found.plan.seconds) + 1]
+    rows = found.seconds[: int(found.plan.seconds)]
     admitted, demanded = [(s.at + 0.5, s.admitted) for s in rows], [(s.at + 0.5, s.demanded) for s in rows]
     end = rows[-1].at + 1.0
     limit = [(0.0, SHARED.rate), (end, SHARED.rate)]
@@ -131,12 +132,21 @@ def picture(found: Findings) -> str:
             Line(label="failed attempts", points=[(s.at + 0.5, float(s.failed)) for s in rows], colour=COLOURS[1]),
         ),
     )
+    deadline_ms = float(found.plan.deadline_ms)
+    times = Panel(
+        title="The probe's slowest call",
+        unit="ms",
+        lines=(
+            Line(label="slowest", points=[(s.at + 0.5, s.slowest_ms) for s in rows], colour=COLOURS[0]),
+            Line(label="deadline", points=[(0.0, deadline_ms), (end, deadline_ms)], colour=INK, is_dashed=True),
+        ),
+    )
     chart = Chart(
         title="A controller, an API node and a primary are killed under load",
         subtitle="Marked: from each kill to its recovery",
         x_unit="time (s)",
         bands=[_band(death, found.began_s, end) for death in found.deaths],
-        panels=(work, answers),
+        panels=(work, answers, times),
     )
     return render(chart)
 

@@ -1,5 +1,6 @@
 """What can be set for the API, and what is refused."""
 
+import os
 import subprocess
 import sys
 
@@ -40,6 +41,16 @@ def test_anywhere_else_does(host: str) -> None:
     [
         ("API_KEYS", "a:owner:x", "HEADGATE_API_KEYS: entry 1 (a): the role must be one of caller, viewer, admin"),
         ("PORT", "65536", "HEADGATE_PORT is '65536': input should be less than or equal to 65535"),
+        (
+            "PORT",
+            "http",
+            "HEADGATE_PORT is 'http': input should be a valid integer, unable to parse string as an integer",
+        ),
+        (
+            "OTEL",
+            "collector:4318",
+            "HEADGATE_OTEL is 'collector:4318': an OpenTelemetry collector, as in http://host:4318.",
+        ),
         ("WORKERS", "0", "HEADGATE_WORKERS is '0': input should be greater than or equal to 1"),
         ("UNCOVERED", "maybe", "HEADGATE_UNCOVERED is 'maybe': input should be 'approve' or 'refuse'"),
         (
@@ -56,14 +67,31 @@ def test_what_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, name: str
     assert str(refused.value) == message
 
 
+def test_what_kubernetes_sets_for_a_service_is_told_from_settings() -> None:
+    links = {
+        "HEADGATE_SERVICE_HOST": "10.0.0.1",
+        "HEADGATE_SERVICE_PORT": "8080",
+        "HEADGATE_PORT": "tcp://10.0.0.1:8080",
+        "HEADGATE_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    }
+    refused = headgate("api", **links)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "headgate: HEADGATE_SERVICE_HOST, and HEADGATE_PORT with it, comes from Kubernetes, for a Service called "
+        "headgate: put enableServiceLinks: false into the spec of the pod\n"
+    )
+
+
 def test_the_fast_lane_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_FAST_LANE", "off")
     assert Settings.load().fast_lane is False
 
 
-def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
+def headgate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from limiter.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **variables}
+    )
 
 
 def test_a_key_is_made_and_its_entry_can_be_configured() -> None:

@@ -2,6 +2,11 @@
 
 import re
 import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.chart.dockerfile import healthcheck, instructions, of_the_image
 from tests.chart.rendering import ROOT
@@ -26,9 +31,38 @@ def test_the_image_does_not_run_as_root() -> None:
 def test_packages_come_from_the_lock_file_with_their_hashes() -> None:
     runs = [it.arguments for it in instructions() if it.name == "RUN"]
     locked, ours = [arguments for arguments in runs if arguments[0] == "pip" and "install" in arguments]
-    assert locked[-2:] == ["-r", ".ci/run.lock"]
+    assert locked[-2:] == ["-r", ".ci/image.lock"]
     assert {"--require-hashes", "--only-binary"} <= set(locked)
     assert {"--no-deps", "--no-index"} <= set(ours)
+
+
+def test_the_image_has_what_is_tested_and_what_traces_need() -> None:
+    run, tested, image = (pins(ROOT / ".ci" / f"{name}.lock") for name in ("run", "test", "image"))
+    assert image.items() <= tested.items(), "the same versions and hashes"
+    assert run.items() <= image.items()
+    assert needed_by(*PROJECT["project"]["optional-dependencies"]["otel"]) <= set(image)
+
+
+def pins(lock: Path) -> dict[str, str]:
+    """Each package of a lock file, with its version and hashes."""
+    entries = re.split(r"^(?=[A-Za-z0-9])", lock.read_text(), flags=re.MULTILINE)
+    return {canonicalize_name(entry.partition("==")[0].partition("[")[0]): entry for entry in entries if entry}
+
+
+def needed_by(*requirements: str) -> set[str]:
+    """The packages that they draw in, as they are installed here."""
+    found: set[tuple[str, str]] = set()
+    waiting = [Requirement(text) for text in requirements]
+    while waiting:
+        wanted = waiting.pop()
+        for extra in ("", *wanted.extras):
+            here = (canonicalize_name(wanted.name), extra)
+            if here in found:
+                continue
+            found.add(here)
+            needs = map(Requirement, distribution(wanted.name).requires or ())
+            waiting += [one for one in needs if one.marker is None or one.marker.evaluate({"extra": extra})]
+    return {name for name, _ in found}
 
 
 def test_what_building_needs_is_not_left_in_the_image() -> None:
@@ -48,7 +82,7 @@ def test_every_file_that_is_copied_exists_and_nothing_else_is_needed() -> None:
         PROJECT["project"]["readme"],
         *PROJECT["project"]["license-files"],
     }
-    assert {*needed, "pyproject.toml", ".ci/run.lock"} == set(copied)
+    assert {*needed, "pyproject.toml", ".ci/image.lock"} == set(copied)
 
 
 def test_nothing_in_it_needs_a_shell() -> None:

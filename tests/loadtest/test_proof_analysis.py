@@ -3,7 +3,8 @@
 import pytest
 
 from loadtest.locust.attempts import Attempt
-from loadtest.proof.analysis import Death, analyse, bucket_levels, calm_from_s, judge
+from loadtest.probe import Probed
+from loadtest.proof.analysis import Death, Findings, analyse, bucket_levels, calm_from_s, judge
 from loadtest.proof.document import document, picture
 from loadtest.proof.plan import SHARED, SHORT, TENANT
 
@@ -34,12 +35,20 @@ def quiet() -> list[Attempt]:
 PRIMARY = Death(victim="primary", name="p", at_s=KILLED_S, recovery="…", recovered_after_s=9.0)
 
 
-def broken(attempts: list[Attempt], death: Death = PRIMARY) -> list[str]:
-    return [check.name for check in judge(analyse(attempts, [death], SHORT, began_s=BEGAN_S)) if not check.holds]
+def probed(*latencies_ms: float) -> list[Probed]:
+    return [Probed(BEGAN_S, "a", latency_ms, 200) for latency_ms in latencies_ms]
+
+
+def found_in(attempts: list[Attempt], death: Death = PRIMARY, *latencies_ms: float) -> Findings:
+    return analyse(attempts, probed(*(latencies_ms or (5.0,))), [death], SHORT, began_s=BEGAN_S)
+
+
+def broken(attempts: list[Attempt], death: Death = PRIMARY, *latencies_ms: float) -> list[str]:
+    return [check.name for check in judge(found_in(attempts, death, *latencies_ms)) if not check.holds]
 
 
 def test_a_quiet_run_holds_and_a_primary_is_got_over_with_the_last_answer_without_it() -> None:
-    found = analyse(quiet(), [PRIMARY], SHORT, began_s=BEGAN_S)
+    found = found_in(quiet())
     assert broken(quiet()) == []
     assert found.deaths[0].recovered_after_s == pytest.approx(1.5)
     assert [second.admitted for second in found.seconds[:17]] == [10.0] * 17
@@ -72,11 +81,11 @@ def test_all_tenants_together_are_held_to_the_shared_limit() -> None:
 
 
 def test_each_fault_is_told() -> None:
-    late = granted(BEGAN_S + 5)
-    late.latency_ms = SHORT.late_ms + 1
-    assert broken([*quiet(), late]) == [f"promise 4: answers beyond {SHORT.late_ms:g} ms"]
-    late.own_lag_ms = 10
-    assert broken([*quiet(), late]) == []
+    late_ms = SHORT.late_ms + 1
+    assert broken(quiet(), PRIMARY, 5.0, late_ms) == [f"promise 4: the probe's calls beyond {SHORT.late_ms:g} ms"]
+    read_late = granted(BEGAN_S + 5)
+    read_late.latency_ms = late_ms
+    assert broken([*quiet(), read_late]) == [], "the users' process may have been late itself"
     assert broken([*quiet(), failed(BEGAN_S + 2)]) == []
     assert broken([*quiet(), failed(BEGAN_S + 2, is_final=True)]) == ["requests failed at every node"]
     assert broken([*quiet(), granted(BEGAN_S + 2, 500.0)]) == ["promise 3: buckets beyond their bound"]
@@ -85,7 +94,7 @@ def test_each_fault_is_told() -> None:
 
 
 def test_the_page_and_the_picture_show_the_run() -> None:
-    found = analyse([*quiet(), failed(BEGAN_S + 2)], [PRIMARY], SHORT, began_s=BEGAN_S)
+    found = found_in([*quiet(), failed(BEGAN_S + 2)])
     page = document(found, judge(found), picture="proof.svg")
     assert "| settle: connection refused | 1 |" in page
     assert "| primary | 8.0 s | … | 1.5 s |" in page

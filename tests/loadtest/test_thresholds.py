@@ -8,9 +8,11 @@ from loadtest.locust.limits import WorkLimit, level_max, policy_file
 from loadtest.locust.report import report
 from loadtest.locust.tally import Second, Tally
 from loadtest.locust.thresholds import judge
+from loadtest.probe import Times
 
 LIMIT = WorkLimit(name="shared", rate=100.0, capacity=50.0, debt_max=50.0)
 LATE_MS = 200.0
+QUICK = Times.of([5.0], late_ms=LATE_MS)
 
 
 def attempt(call: Call = "acquire", status: int = 200, **more: object) -> Attempt:
@@ -25,8 +27,12 @@ def tallied(*attempts: Attempt) -> Tally:
     return tally
 
 
-def broken(tally: Tally) -> list[str]:
-    return [check.name for check in judge(tally, LIMIT, late_ms=LATE_MS) if not check.holds]
+def probed(*latencies_ms: float) -> Times:
+    return Times.of([5.0] * 99 + list(latencies_ms), late_ms=LATE_MS)
+
+
+def broken(tally: Tally, probed: Times = QUICK) -> list[str]:
+    return [check.name for check in judge(tally, LIMIT, probed, late_ms=LATE_MS) if not check.holds]
 
 
 def steady(admitted: float = 100.0, demanded: float = 150.0, seconds: int = 10) -> Tally:
@@ -43,13 +49,13 @@ def test_attempts_are_counted_for_what_they_are() -> None:
         attempt(status=0, reason="connection refused", is_final=False),
         attempt(status=503, reason="503 store_unavailable"),
         attempt(is_degraded=True, is_retry=True, latency_ms=250.0),
-        attempt(latency_ms=250.0, own_lag_ms=100.0),
     )
-    assert tally.seconds == {10: Second(demanded=10.0, admitted=10.0, granted=3, refused=1, failed=2)}
+    assert tally.seconds == {10: Second(demanded=10.0, admitted=10.0, granted=2, refused=1, failed=2)}
     assert tally.refusals == {"work": 1}
     assert tally.refused_share("sheddable") == 1.0
     assert tally.failures == {"connection refused": 1, "503 store_unavailable": 1}
-    assert (tally.requests_failed, tally.retries, tally.degraded, tally.beyond_deadline) == (1, 1, 1, 1)
+    assert (tally.requests_failed, tally.retries, tally.degraded, tally.read_late) == (1, 1, 1, 1)
+    assert tally.attempts == 6
     assert tally.settle_lag_p_ms(99) == pytest.approx(40.0, rel=0.25)
 
 
@@ -77,11 +83,14 @@ def test_each_fault_breaks_its_threshold() -> None:
     assert broken(over) == ["work beyond the rate of shared"]
     assert broken(steady(admitted=70.0)) == ["limit used while saturated"]
     assert broken(steady(admitted=70.0, demanded=70.0)) == [], "nobody asked for more"
-    failing, late, lagging = steady(), steady(), steady()
-    failing.failures["connection lost"] = 5
+    failing, lost, lagging = steady(), steady(), steady()
+    failing.failures["connection lost"] = 15
     assert broken(failing) == ["attempts failed"]
-    late.beyond_deadline = 30
-    assert broken(late) == ["answers beyond 200 ms"]
+    lost.requests_failed = 1
+    assert broken(lost) == ["requests failed for good"]
+    assert broken(steady(), probed(5.0, 250.0)) == []
+    assert broken(steady(), probed(250.0, 250.0)) == ["the probe's calls beyond 200 ms"]
+    assert broken(steady(), Times.of([], late_ms=LATE_MS)) == ["the probe's calls beyond 200 ms"], "nobody asked"
     lagging.count(attempt("settle", settle_lag_ms=900.0), late_ms=LATE_MS)
     assert broken(lagging) == ["settle lag p99"]
     assert broken(Tally()) == ["decisions"]
@@ -97,7 +106,7 @@ def test_critical_requests_refused_more_often_than_sheddable_ones_are_a_fault() 
 
 def test_the_report_names_what_broke() -> None:
     tally = steady(admitted=70.0)
-    text = report("A run", tally, judge(tally, LIMIT, late_ms=LATE_MS), LIMIT)
+    text = report("A run", tally, judge(tally, LIMIT, QUICK, late_ms=LATE_MS), LIMIT, QUICK)
     assert "| limit used while saturated | 70% | ≥ 80% | **broken** |" in text
     assert "| 9 | 150 | 70 | 70% | 100 | 0 | 0 |" in text
 

@@ -186,5 +186,6 @@ def test_a_controller_s_port_that_is_taken_is_named(valkey: Server) -> None:
         ended = subprocess.run(
             [*HEADGATE, "controller"], env=environment, capture_output=True, text=True, timeout=30, check=False
         )
-    message = f"headgate: HEADGATE_METRICS_PORT: cannot listen on 127.0.0.1, port {port}: Address already in use\n"
+    fault = f"cannot listen on 127.0.0.1 port {port} (Address already in use)"
+    message = f"headgate: {fault}: set HEADGATE_HOST or HEADGATE_METRICS_PORT\n"
     assert (ended.returncode, ended.stderr) == (2, message)

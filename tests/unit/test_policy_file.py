@@ -69,8 +69,8 @@ def test_a_byte_order_mark_is_overlooked(tmp_path: Path) -> None:
 
 def test_p1_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
-    assert problems_of(path) == [f"{path}: cannot be read: No such file or directory"]
-    assert problems_of(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory"]
+    assert problems_of(path) == [f"{path}: cannot be read: No such file or directory; allowed: a YAML or JSON file"]
+    assert problems_of(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory; allowed: a YAML or JSON file"]
 
 
 def test_a_file_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
