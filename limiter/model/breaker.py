@@ -8,8 +8,11 @@ probing     one asks, the others do not; its success closes, its failure opens a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 FAILURES_MAX = 5
+TOGETHER_S = 0.005
+"""Operations that fail so close together were in one call, and count as one failure."""
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 2.0
 
@@ -19,6 +22,7 @@ class Breaker:
     """Time and draws are arguments."""
 
     failures: int = 0
+    failed_s: float = -inf
     pause_s: float = PAUSE_MIN_S
     open_until_s: float = 0.0
     is_open: bool = False
@@ -40,12 +44,15 @@ class Breaker:
 
     def fail(self, now_s: float, draw: float) -> None:
         """It did not; `draw` in [0, 1) spreads the probes of many nodes."""
-        self.failures += 1
         if self.is_open and not self.is_probing:
             return  # one that was under way when it opened
         if self.is_probing:
             self.pause_s = min(2 * self.pause_s, PAUSE_MAX_S)
-        elif self.failures < FAILURES_MAX:
+        elif now_s - self.failed_s < TOGETHER_S:
             return
+        else:
+            self.failures, self.failed_s = self.failures + 1, now_s
+            if self.failures < FAILURES_MAX:
+                return
         self.is_open, self.is_probing = True, False
         self.open_until_s = now_s + self.pause_s * (0.5 + draw)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from limiter.decider import Decider
+from limiter.model.breaker import FAILURES_MAX
 from limiter.model.bucket import Record
 from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.policy import Criticality, read_policy_set
@@ -253,8 +254,8 @@ async def test_r7_a_repeat_whose_policies_have_changed_still_settles_by_its_clas
 async def test_b3_without_the_store_overload_control_does_not_apply(node: Node) -> None:
     node.enforce(orders(on_store_failure="local"))
     await node.order(ShedOrder(quality=0.5, overloaded=True, refused_shares=(1.0, 1.0, 1.0, 1.0)))
-    for _ in range(50):
-        node.decider._standing.breaker.fail(time.monotonic(), 0.5)
+    for number in range(FAILURES_MAX):
+        node.decider._standing.breaker.fail(time.monotonic() + number, 0.5)
     assert node.decider.store_is_shunned
     answer = granted(await node.acquire(SHEDDABLE))
     assert (answer.degraded, answer.quality, answer.overloaded) == (True, 1.0, False)

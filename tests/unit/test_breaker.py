@@ -1,26 +1,37 @@
-from limiter.model.breaker import FAILURES_MAX, PAUSE_MAX_S, PAUSE_MIN_S, Breaker
+from limiter.model.breaker import FAILURES_MAX, PAUSE_MAX_S, PAUSE_MIN_S, TOGETHER_S, Breaker
 
 
-def opened() -> Breaker:
+def failing(times: int, *, draw: float = 0.5) -> Breaker:
+    """One that failed so often, the last time at 100 s."""
     breaker = Breaker()
-    for _ in range(FAILURES_MAX):
-        breaker.fail(100.0, draw=0.5)
+    for number in range(times):
+        breaker.fail(100.0 - (times - 1 - number) * 2 * TOGETHER_S, draw=draw)
     return breaker
 
 
+def opened() -> Breaker:
+    return failing(FAILURES_MAX)
+
+
 def test_a_few_failures_change_nothing() -> None:
+    assert failing(FAILURES_MAX - 1).allows(100.0)
+    assert not opened().allows(100.0)
+
+
+def test_a_call_that_carries_many_operations_fails_once() -> None:
     breaker = Breaker()
-    for _ in range(FAILURES_MAX - 1):
-        breaker.fail(100.0, draw=0.5)
+    for number in range(100):
+        breaker.fail(100.0 + number * TOGETHER_S / 200, draw=0.5)
+    assert breaker.failures == 1
     assert breaker.allows(100.0)
 
 
 def test_a_success_between_failures_starts_the_count_anew() -> None:
     breaker = Breaker()
-    for _ in range(3 * FAILURES_MAX):
-        breaker.fail(100.0, draw=0.5)
+    for number in range(3 * FAILURES_MAX):
+        breaker.fail(100.0 + number, draw=0.5)
         breaker.succeed()
-    assert breaker.allows(100.0)
+    assert breaker.allows(200.0)
 
 
 def test_after_many_failures_nobody_asks_until_the_pause_is_over() -> None:
@@ -54,10 +65,7 @@ def test_the_pause_grows_no_further_than_its_bound() -> None:
 
 
 def test_draws_spread_the_probes_of_many_nodes() -> None:
-    early, late = Breaker(), Breaker()
-    for _ in range(FAILURES_MAX):
-        early.fail(100.0, draw=0.0)
-        late.fail(100.0, draw=0.999)
+    early, late = failing(FAILURES_MAX, draw=0.0), failing(FAILURES_MAX, draw=0.999)
     assert late.open_until_s > early.open_until_s + 0.9 * PAUSE_MIN_S
 
 
