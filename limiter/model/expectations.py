@@ -23,7 +23,7 @@ would answer one bad second with ten large steps. And where everybody who can be
 take longer to come down.
 
 Why the small step is bounded: of a load of rank 4 and ten times what can be served, a quarter of M is a tenth of what
-can be served, so that one step led from spare time to an overload. As refusals go with M, a step moves step / M of them.
+can be served: one step led from spare time to an overload. As refusals go with M, a step moves step / M of them.
 """
 
 from __future__ import annotations

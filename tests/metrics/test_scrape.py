@@ -91,6 +91,8 @@ def test_named_policies_are_shown_as_they_stand(node: LiveApi) -> None:
     assert not shown.values("headgate_policy_committed_work_per_second", policy="month")
     assert shown.value("headgate_policy_balance", policy="learning") == 100_000, "never used: full"
     assert shown.value("headgate_policy_cap_requests_per_second", policy="capped") > 0
+    assert shown.value("headgate_policy_throttle_multiplier", policy="guarded") == 0, "where it begins"
+    assert not shown.values("headgate_policy_class_rate_requests_per_second"), "nothing was measured yet"
     assert not shown.values("headgate_policy_balance", policy="each"), "one for each customer is none here"
     assert shown.value("headgate_unsteered_partitions") == 1, "no controller runs here"
 

@@ -114,7 +114,7 @@ def test_q5_the_least_slack_counts_once() -> None:
 
 
 def test_q5_the_small_step_goes_by_the_classes_that_are_refused_in_part() -> None:
-    """M is 30: the low class is refused wholly and says nothing, of the middle one a step may move 4 % of the admitted."""
+    """At M = 30 the low class is refused wholly and says nothing; of the middle one 4 % of the admitted may move."""
     world = World(expectations={"mode": "ideal", "expected_latency_ms": 100, "initial": 30, "step_up": 50})
     world.serve(30, latency_ms=97)
     world.known.refused[:] = [0.0, 0.0, 300.0, 10_000.0]
