@@ -103,15 +103,16 @@ class NamedPolicies:
 
 
 def _readings(states: Iterable[tuple[Labels, Limit, Record, Memory | None]]) -> list[Reading]:
-    """Parts add up; of what does not add up, the largest is shown."""
-    found: dict[catalogue.Definition, dict[Labels, float]] = {definition: {} for definition in (*_ADDED, *_LARGEST)}
+    """Parts add up; of what does not add up, the worst is shown."""
+    found: dict[catalogue.Definition, dict[Labels, float]] = {definition: {} for definition in (*_ADDED, *_WORST)}
     for labels, limit, record, memory in states:
         for definition, more, value in _added(record):
             values = found[definition]
             values[*labels, *more] = values.get((*labels, *more), 0.0) + value
-        for definition, more, value in _largest(limit, record, memory):
+        for definition, more, value in _worst(limit, record, memory):
             values = found[definition]
-            values[*labels, *more] = max(values.get((*labels, *more), value), value, key=abs)
+            both = (values.get((*labels, *more), value), value)
+            values[*labels, *more] = min(both) if definition is catalogue.POLICY_QUALITY else max(both, key=abs)
     return [Reading(definition, values) for definition, values in found.items()]
 
 
@@ -123,7 +124,7 @@ _ADDED = (
     catalogue.POLICY_UNCOLLECTED,
     catalogue.POLICY_CLASS_RATE,
 )
-_LARGEST = (
+_WORST = (
     catalogue.POLICY_CHARGE,
     catalogue.POLICY_CHARGE_ERROR,
     catalogue.POLICY_THROTTLE,
@@ -150,7 +151,7 @@ def _added(record: Record) -> _Values:
                 yield catalogue.POLICY_CLASS_RATE, (criticality.value,), rate
 
 
-def _largest(limit: Limit, record: Record, memory: Memory | None) -> _Values:
+def _worst(limit: Limit, record: Record, memory: Memory | None) -> _Values:
     if record.charge:
         yield catalogue.POLICY_CHARGE, (), record.charge
         if memory is not None:

@@ -311,6 +311,15 @@ def _degrade_picture(study: Study, results: Results) -> Chart:
         bands=_users_bands(study),
         panels=(
             Panel(
+                title="p90: how long nine of ten answers took at most",
+                unit="s",
+                lines=(
+                    *(Line(label=label, points=over_time(calls, p90_s), colour=colour)
+                      for (label, calls), colour in looks),
+                    _target(study),
+                ),
+            ),
+            Panel(
                 title="Refused",
                 unit="% of the requests",
                 y_least=100,
@@ -322,15 +331,6 @@ def _degrade_picture(study: Study, results: Results) -> Chart:
                 unit="0 to 1",
                 lines=[Line(label="with degradation", points=over_time(degrading, lambda one: one.quality),
                             colour=WITH)],
-            ),
-            Panel(
-                title="p90: how long nine of ten answers took at most",
-                unit="s",
-                lines=(
-                    *(Line(label=label, points=over_time(calls, p90_s), colour=colour)
-                      for (label, calls), colour in looks),
-                    _target(study),
-                ),
             ),
         ),
     )  # fmt: skip
