@@ -4,7 +4,7 @@
     err  = (cur − target) / target       runs after nreq samples or timeout_s, for each class by itself
 
     raise     err < err_i, no higher class above its target:  rate += −(err − c_i)·adj_i
-    resume    as raise, after a cut of the highest class:     rate = served/s while it was above ÷ adj_d, once
+    resume    as raise, after a cut, no higher class refused: rate = served/s while it was above ÷ adj_d, once
     hold      err_i ≤ err ≤ err_d, or a higher class is above its target, or nothing was measured
     cut       err > err_d, and nobody yields:                 min(rate, served/s) ÷ adj_d
     drain     as cut, rate ≤ served/s ÷ min(4, cur/target):   rate stays: what is slow now was let in before
@@ -20,7 +20,7 @@ Beyond the published rules:
     drain     A queue of 20 s is told of for 20 s, whatever the rate is by now. Dividing it all the while would end at
               the floor; at a quarter of what is served a long queue goes nearly as fast, and a short one needs less.
     resume    What a queue came out of is what the backend can do. From a quarter of it, two requests a second more each
-              second would leave half of the backend idle for as long as the queue was. Lower classes have to wait.
+              second would leave half of the backend idle for half a minute.
     probe     A rate that lets nobody in is told nothing: at 0.05 requests/s there is a sample every 20 s, and a class
               at the floor would stay there for minutes after the overload has gone.
 
@@ -292,7 +292,8 @@ class _Bucket:
             return "hold"
         if self.quality < 1.0 and not any(other.refusing for other in self.classes.values()):
             return "restore"
-        return "resume" if one.rate < one.busy_rate / params.adj_d and not self._higher_than(criticality) else "raise"
+        is_held_back = any(self.classes[name].refusing for name in self._higher_than(criticality))
+        return "resume" if one.rate < one.busy_rate / params.adj_d and not is_held_back else "raise"
 
     def _rule_above(self, criticality: Criticality) -> Rule:
         one, params = self.classes[criticality], self.params

@@ -8,7 +8,7 @@ from limiter.model.response_time import ResponseTimeParams
 from loadtest.overload.studies import PACE, TARGET_S
 from loadtest.simulation.queue import SERVICE_S, Second, Simulation, p90_s, refused_share
 
-CRITICAL, SHEDDABLE = Criticality.CRITICAL, Criticality.SHEDDABLE
+PLUS, CRITICAL, _, SHEDDABLE = Criticality
 CAPACITY = 1 / SERVICE_S
 SEEDS = range(3)
 
@@ -48,6 +48,14 @@ def test_s3_of_two_classes_of_equal_load_the_high_one_is_refused_clearly_less(se
     assert low - high > 0.3
     high, low = shares(classes=False)
     assert high == pytest.approx(low, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_s3_a_few_requests_of_a_higher_class_do_not_keep_the_others_low(seed: int) -> None:
+    late = Simulation(params(), [PLUS, *[CRITICAL] * 30], seed=seed).run(60, users=250)[20:]
+    assert sum(second.served for second in late) > 0.8 * CAPACITY * len(late)
+    assert refused_share(late, PLUS) == 0
+    assert refused_share(late, CRITICAL) > 0.5
 
 
 def test_a_load_that_can_be_served_is_left_alone() -> None:

@@ -131,11 +131,15 @@ def test_s2_once_the_queue_is_gone_a_rate_resumes_near_what_came_out_of_it() -> 
     assert rules(step(seen[-1], sample(critical=FAST_MS), PLAIN)) == ["critical raise"]
 
 
-def test_s3_a_lower_class_does_not_resume() -> None:
-    late = run(at({CRITICAL: 5000, SHEDDABLE: 5000}), [sample(critical=FAST_MS, sheddable=20_000.0)] * 30)
-    back = run(late, [sample(critical=FAST_MS, sheddable=FAST_MS)] * 20)
-    assert rules(back) == ["critical raise", "sheddable raise"]
-    assert rates(back)[SHEDDABLE] < 75
+@pytest.mark.parametrize(("refused", "rule"), [(0, "resume"), (9, "raise")])
+def test_s3_a_lower_class_resumes_only_if_nobody_of_a_higher_one_is_refused(refused: float, rule: str) -> None:
+    state = run(at({CRITICAL: 5000, SHEDDABLE: 5000}), [sample(critical=FAST_MS, sheddable=20_000.0)] * 30)
+    fast = ClassSample(latencies(FAST_MS), refused)
+    seen = set()
+    for _ in range(20):
+        state = step(state, ResponseTimeSample(1.0, {CRITICAL: fast, SHEDDABLE: fast}), PLAIN)
+        seen |= {reason.rule for reason in state.reasons if reason.criticality is SHEDDABLE}
+    assert seen == {"drain", "hold", "raise", rule}
 
 
 def test_s2_nothing_moves_by_what_only_the_average_remembers() -> None:
