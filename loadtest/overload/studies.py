@@ -212,7 +212,7 @@ CLASSES = Study(
     "worker, 20 ms a request. Figures are of the last two thirds.",
     settings=PACE_TOLD,
     choose=_either_class,
-    phases=(Phase(45, users=250),),
+    phases=(Phase(55, users=250),),
     backend=BackendTerms(cheap_ms=20),
     variants=(
         Variant(label="without classes", overload={"response_time": {**PACE, "classes": False}}),
