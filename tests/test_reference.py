@@ -20,7 +20,7 @@ from api.turns import IN_PROGRESS_MAX
 from limiter.decider import Decider
 from limiter.model import breaker
 from limiter.model.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
-from limiter.model.overload import Overload
+from limiter.model.overload import OVERLOAD_PARTS, Expectations, Overload, ResponseTime, Utilisation
 from limiter.model.policy import (
     DIMENSIONS_MAX,
     Criticality,
@@ -48,6 +48,9 @@ PARTS: dict[str, type[BaseModel]] = {
     "### Steering": Steering,
     "### Learning": Learning,
     "### Overload": Overload,
+    "### Expectations": Expectations,
+    "### Response time": ResponseTime,
+    "### Utilisation": Utilisation,
     "### Namespaces": Namespace,
 }
 
@@ -74,6 +77,8 @@ def written(default: Any) -> str:
         return f"`{str(default).lower()}`"
     if isinstance(default, Enum):
         return f"`{default.value}`"
+    if isinstance(default, tuple):
+        return f"`[{', '.join(f'{number:g}' for number in default)}]`"
     return f"`{default:.10g}`" if isinstance(default, float) else f"`{default}`"
 
 
@@ -111,6 +116,9 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
         read_policy({"name": "x", "quota": {"period": "day", **unit} | example})
     elif kind is Overload:
         read_policy(whole | {"overload": {"utilisation": {}} | example})
+    elif kind in OVERLOAD_PARTS.values():
+        (part,) = [name for name, found in OVERLOAD_PARTS.items() if found is kind]
+        read_policy(whole | {"overload": {part: example}})
     elif kind is Policy:
         read_policy({"name": "x"} | example if "quota" in example else whole | example)
     else:

@@ -123,9 +123,22 @@ POLICY_CHARGE_ERROR = _gauge(
 POLICY_UNCOLLECTED = _gauge(
     "headgate_policy_uncollected_work", "Work beyond max_debt since the bucket began.", "namespace", "policy"
 )
+POLICY_THROTTLE = _gauge(
+    "headgate_policy_throttle_multiplier",
+    "M: a request of rank P is refused with probability M·P %, where callers' expectations count.",
+    "namespace",
+    "policy",
+)
 POLICY_REFUSED_SHARE = _gauge(
     "headgate_policy_refused_share_ratio",
-    "The share of a class's requests that overload control refuses: throttle multiplier times rank.",
+    "The share of a class's requests that overload control refuses: by the throttle or by reported load.",
+    "namespace",
+    "policy",
+    "criticality",
+)
+POLICY_CLASS_RATE = _gauge(
+    "headgate_policy_class_rate_requests_per_second",
+    "Requests of a class that response times allow; none of a class that is not limited.",
     "namespace",
     "policy",
     "criticality",

@@ -18,6 +18,7 @@ from limiter.metrics.readings import Labels, Reading, plain
 from limiter.model.bucket import Record, advance, fresh
 from limiter.model.limit import Limit
 from limiter.model.memory import Memory
+from limiter.model.overload_control import unpack_state
 from limiter.model.policy import PolicySet
 from limiter.model.shedding import CLASSES
 from limiter.store.errors import StoreError
@@ -102,15 +103,16 @@ class NamedPolicies:
 
 
 def _readings(states: Iterable[tuple[Labels, Limit, Record, Memory | None]]) -> list[Reading]:
-    """Parts add up; of what does not add up, the largest is shown."""
-    found: dict[catalogue.Definition, dict[Labels, float]] = {definition: {} for definition in (*_ADDED, *_LARGEST)}
+    """Parts add up; of what does not add up, the worst is shown."""
+    found: dict[catalogue.Definition, dict[Labels, float]] = {definition: {} for definition in (*_ADDED, *_WORST)}
     for labels, limit, record, memory in states:
-        for definition, value in _added(limit, record):
+        for definition, more, value in _added(record):
             values = found[definition]
-            values[labels] = values.get(labels, 0.0) + value
-        for definition, more, value in _largest(record, memory):
+            values[*labels, *more] = values.get((*labels, *more), 0.0) + value
+        for definition, more, value in _worst(limit, record, memory):
             values = found[definition]
-            values[*labels, *more] = max(values.get((*labels, *more), value), value, key=abs)
+            both = (values.get((*labels, *more), value), value)
+            values[*labels, *more] = min(both) if definition is catalogue.POLICY_QUALITY else max(both, key=abs)
     return [Reading(definition, values) for definition, values in found.items()]
 
 
@@ -120,31 +122,43 @@ _ADDED = (
     catalogue.POLICY_COMMITTED,
     catalogue.POLICY_CAP,
     catalogue.POLICY_UNCOLLECTED,
+    catalogue.POLICY_CLASS_RATE,
 )
-_LARGEST = (
+_WORST = (
     catalogue.POLICY_CHARGE,
     catalogue.POLICY_CHARGE_ERROR,
+    catalogue.POLICY_THROTTLE,
     catalogue.POLICY_REFUSED_SHARE,
     catalogue.POLICY_QUALITY,
     catalogue.POLICY_OVERLOADED,
 )
 
+_Values = Iterator[tuple[catalogue.Definition, Labels, float]]
+"""What there is to say of one bucket, with labels beside those of its policy."""
 
-def _added(limit: Limit, record: Record) -> Iterator[tuple[catalogue.Definition, float]]:
-    yield catalogue.POLICY_BALANCE, record.balance
-    yield catalogue.POLICY_CAPACITY, record.capacity
-    yield catalogue.POLICY_UNCOLLECTED, record.uncollected
+
+def _added(record: Record) -> _Values:
+    yield catalogue.POLICY_BALANCE, (), record.balance
+    yield catalogue.POLICY_CAPACITY, (), record.capacity
+    yield catalogue.POLICY_UNCOLLECTED, (), record.uncollected
     if not record.is_quota:
-        yield catalogue.POLICY_COMMITTED, record.committed
+        yield catalogue.POLICY_COMMITTED, (), record.committed
         if record.counts_requests:
-            yield catalogue.POLICY_CAP, record.rate
+            yield catalogue.POLICY_CAP, (), record.rate
+    if record.shedding is not None:
+        for criticality, rate in zip(CLASSES, record.shedding.rates, strict=True):
+            if rate > 0:
+                yield catalogue.POLICY_CLASS_RATE, (criticality.value,), rate
 
 
-def _largest(record: Record, memory: Memory | None) -> Iterator[tuple[catalogue.Definition, Labels, float]]:
+def _worst(limit: Limit, record: Record, memory: Memory | None) -> _Values:
     if record.charge:
         yield catalogue.POLICY_CHARGE, (), record.charge
         if memory is not None:
             yield catalogue.POLICY_CHARGE_ERROR, (), memory.state.learning.error
+    if limit.expectations is not None:
+        known = None if memory is None else unpack_state(memory.overload).expectations
+        yield catalogue.POLICY_THROTTLE, (), limit.expectations.initial if known is None else known.throttle
     if record.shedding is not None:
         for criticality, share in zip(CLASSES, record.shedding.refused_shares, strict=True):
             yield catalogue.POLICY_REFUSED_SHARE, (criticality.value,), share

@@ -77,7 +77,9 @@ def limit_states(
         if verdict is _BLOCKED:
             wait_us = _wait_us(limit, want, answer, requests=requests, now_us=now_us)
         elif verdict is _TURNED_AWAY:
+            # Who should not retry is told when the controller will have moved: others of its kind need not wait a year.
             wait_us = _shed_wait_us(answer, lot)
+            wait_us = SHED_WAIT_S * 1e6 if math.isinf(wait_us) else wait_us
         states.append(limit_state(limit, want.params, answer, now_us, wait_us))
     return tuple(states)
 

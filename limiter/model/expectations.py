@@ -12,14 +12,18 @@ mode damped, at the end of each interval
 
 mode ideal: the highest rate at which expectations are just met; slack = expected − actual
     raise    as above, and wait where nobody is admitted any more
-    tighten  the least slack is below the band:                        M += ideal_step
-    loosen   it is above the band, or nobody was served:               M −= ideal_step, down to the initial value
+    tighten  the least slack is below the band:                        M += small step
+    loosen   it is above the band, or nobody was served:               M −= small step, down to the initial value
     hold     it is inside
+    small step = ideal_step, or so much of it as moves 4 % of what is admitted, or ideal_step % of what is asked
 
 No evidence counts twice: a window that still remembers an overload raises nothing once an interval by itself is
 fine, and the least slack is taken over the intervals since M last moved. Without this, a window of ten intervals
 would answer one bad second with ten large steps. And where everybody who can be refused is, a larger M would only
 take longer to come down.
+
+Why the small step is bounded: of a load of rank 4 and ten times what can be served, a quarter of M is a tenth of what
+can be served: one step led from spare time to an overload. As refusals go with M, a step moves step / M of them.
 """
 
 from __future__ import annotations
@@ -32,6 +36,9 @@ from typing import Literal, NamedTuple
 
 THROTTLE_MAX = 100.0
 """With rank 1, beyond this a larger throttle refuses no more."""
+
+IDEAL_SHARE = 0.04
+"""Of what is admitted: what a small step of the ideal mode may move in any case."""
 
 INTERVALS_MAX = 1000
 """A bucket that nobody looked at for longer is judged for so many intervals."""
@@ -65,7 +72,7 @@ class ExpectationParams:
     initial: float = 0.0
     ideal_band_ms: tuple[float, float] = (5.0, 20.0)
     ideal_step: float = 0.25
-    """Under x times the load that can be served, one step is x · P · ideal_step % of that load."""
+    """At most: see above."""
     throttle_max: float = THROTTLE_MAX
     """Where the most critical class that can be refused is refused wholly."""
 
@@ -85,6 +92,8 @@ class ExpectationSample(NamedTuple):
     """The least of expected − actual; infinite if nothing was settled."""
     admitted: float = math.inf
     """How many were let through; infinite if nobody knows."""
+    refused: float = 0.0
+    """How many were not, of the classes that are not wholly refused."""
 
 
 class Interval(NamedTuple):
@@ -94,6 +103,7 @@ class Interval(NamedTuple):
     missed: float = 0.0
     slack_min_ms: float = math.inf
     admitted: float = 0.0
+    refused: float = 0.0
 
 
 NOTHING = Interval()
@@ -192,7 +202,7 @@ def step(state: ExpectationState, sample: ExpectationSample, params: Expectation
 
 
 def _is_sound(sample: ExpectationSample) -> bool:
-    counts = (sample.elapsed_s, sample.settled, sample.missed)
+    counts = (sample.elapsed_s, sample.settled, sample.missed, sample.refused)
     return all(0 <= number < math.inf for number in counts) and sample.admitted >= 0 and sample.slack_min_ms > -math.inf
 
 
@@ -202,6 +212,7 @@ def _gather(current: Interval, sample: ExpectationSample) -> Interval:
         current.missed + sample.missed,
         min(current.slack_min_ms, sample.slack_min_ms),
         current.admitted + sample.admitted,
+        current.refused + sample.refused,
     )
 
 
@@ -222,7 +233,8 @@ def _close(state: ExpectationState, interval: Interval, params: ExpectationParam
         rule = _ideal_rule(slack_min_ms, params)
     else:
         rule = _damped_rule(overloaded, calm, params)
-    throttle = min(max(state.throttle + _move(rule, params), params.initial), params.throttle_max)
+    moved = state.throttle + _move(rule, interval, state.throttle, params)
+    throttle = min(max(moved, params.initial), params.throttle_max)
     reason = Reason(
         rule=rule,
         before=state.throttle,
@@ -260,11 +272,24 @@ def _ideal_rule(slack_min_ms: float, params: ExpectationParams) -> Rule:
     return "loosen" if slack_min_ms > high_ms else "hold"
 
 
-def _move(rule: Rule, params: ExpectationParams) -> float:
-    moves = {
-        "raise": params.step_up,
-        "lower": -params.step_down,
-        "tighten": params.ideal_step,
-        "loosen": -params.ideal_step,
-    }
-    return moves.get(rule, 0.0)
+def _move(rule: Rule, interval: Interval, throttle: float, params: ExpectationParams) -> float:
+    match rule:
+        case "raise":
+            return params.step_up
+        case "lower":
+            return -params.step_down
+        case "tighten":
+            return _small_step(interval, throttle, params)
+        case "loosen":
+            return -_small_step(interval, throttle, params)
+        case _:
+            return 0.0
+
+
+def _small_step(interval: Interval, throttle: float, params: ExpectationParams) -> float:
+    """How far the throttle moves in ideal mode."""
+    step = params.ideal_step
+    if not interval.refused or not throttle:
+        return step
+    allowed = max(IDEAL_SHARE * interval.admitted, step / 100 * (interval.admitted + interval.refused))
+    return min(step, allowed * throttle / interval.refused)

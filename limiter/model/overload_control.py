@@ -276,8 +276,10 @@ def _run(
     missing, timing, busy = state.expectations, state.response_time, state.utilisation
     reported_us = state.reported_us
     if params.expectations is not None:
+        missing = missing or expectations.start(params.expectations)
         sample = _expectation_sample(state, then, now, elapsed_s)
-        missing = expectations.step(missing or expectations.start(params.expectations), sample, params.expectations)
+        sample = sample._replace(refused=_refused_in_part(missing.throttle, then, now, params.ranks))
+        missing = expectations.step(missing, sample, params.expectations)
         reasons += [missing.reason] if missing.reason is not None else []
     if params.response_time is not None:
         timing = response_time.step(
@@ -304,6 +306,15 @@ def _expectation_sample(state: OverloadState, then: Reading, now: Reading, elaps
         # Nothing new of slack: whoever came had no less than the least that is known already.
         slack_min_ms = state.slacks_seen[0] if state.slack_min_ms == math.inf else state.slack_min_ms
     return ExpectationSample(elapsed_s, timed, now.missed - then.missed, slack_min_ms, now.admitted - then.admitted)
+
+
+def _refused_in_part(throttle: float, then: Reading, now: Reading, ranks: Ranks) -> float:
+    """Refused requests of the classes that a larger or smaller throttle would refuse more or less of."""
+    return math.fsum(
+        after - before
+        for criticality, before, after in zip(CLASSES, then.refused, now.refused, strict=True)
+        if 0 < expectations.refusal_share(throttle, ranks[criticality]) < 1
+    )
 
 
 def _response_times(then: Reading, now: Reading, elapsed_s: float) -> ResponseTimeSample:

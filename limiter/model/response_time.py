@@ -4,6 +4,7 @@
     err  = (cur − target) / target       runs after nreq samples or timeout_s, for each class by itself
 
     raise     err < err_i, no higher class above its target:  rate += −(err − c_i)·adj_i
+    resume    as raise, after a cut, no higher class refused: rate = served/s while it was above ÷ adj_d, once
     hold      err_i ≤ err ≤ err_d, or a higher class is above its target, or nothing was measured
     cut       err > err_d, and nobody yields:                 min(rate, served/s) ÷ adj_d
     drain     as cut, rate ≤ served/s ÷ min(4, cur/target):   rate stays: what is slow now was let in before
@@ -18,6 +19,8 @@ Beyond the published rules:
               backend of 150 can do, and its queue would be minutes long by then.
     drain     A queue of 20 s is told of for 20 s, whatever the rate is by now. Dividing it all the while would end at
               the floor; at a quarter of what is served a long queue goes nearly as fast, and a short one needs less.
+    resume    What a queue came out of is what the backend can do. From a quarter of it, two requests a second more each
+              second would leave half of the backend idle for half a minute.
     probe     A rate that lets nobody in is told nothing: at 0.05 requests/s there is a sample every 20 s, and a class
               at the floor would stay there for minutes after the overload has gone.
 
@@ -92,7 +95,7 @@ class ResponseTimeSample(NamedTuple):
     classes: Mapping[Criticality, ClassSample]
 
 
-Rule = Literal["raise", "hold", "cut", "drain", "yield", "count", "probe", "degrade", "restore"]
+Rule = Literal["raise", "resume", "hold", "cut", "drain", "yield", "count", "probe", "degrade", "restore"]
 
 
 class Reason(NamedTuple):
@@ -124,6 +127,8 @@ class Reason(NamedTuple):
             return f"lower classes yield, {self.after:.4g} requests/s stay"
         if self.rule == "drain":
             return f"the queue drains, {self.after:.4g} requests/s stay"
+        if self.rule == "resume":
+            return f"the queue is gone, back to about what was served: {moved} requests/s"
         if self.rule == "count":
             return f"lower classes are at the floor ({self.low_count}), {self.after:.4g} requests/s stay"
         return f"{moved} requests/s" if self.after != self.before else f"{self.after:.4g} requests/s stay"
@@ -143,6 +148,8 @@ class ClassState:
     """Its rate refused somebody before it last ran."""
     served_rate: float = math.inf
     """Requests a second that were answered, smoothed; infinite if that is not known."""
+    busy_rate: float = 0.0
+    """The same while it was above its target; 0 if it never was, or has resumed since."""
     low_count: int = 0
     """Runs above the target while lower classes had nothing left to give."""
     pending: tuple[float, ...] = histogram.EMPTY
@@ -250,17 +257,21 @@ class _Bucket:
         measured_ms = percentile(before.pending, params.percentile)
         target_ms = params.target_of(criticality)
         current_ms, error, above = before.current_ms, before.error, False
+        served_rate, busy_rate = _served_rate(before, params), before.busy_rate
         if measured_ms is not None:
             current_ms = smooth(current_ms, measured_ms, params.alpha)
             error = (current_ms - target_ms) / target_ms
             above = error > params.err_d
+            if above and measured_ms > target_ms and served_rate < math.inf:
+                busy_rate = served_rate
         self.classes[criticality] = replace(
             before,
             current_ms=current_ms,
             error=error,
             above=above,
             refusing=before.pending_refused > 0,
-            served_rate=_served_rate(before, params),
+            served_rate=served_rate,
+            busy_rate=busy_rate,
             low_count=before.low_count if above else 0,
             pending=histogram.EMPTY,
             pending_count=0.0,
@@ -281,7 +292,8 @@ class _Bucket:
             return "hold"
         if self.quality < 1.0 and not any(other.refusing for other in self.classes.values()):
             return "restore"
-        return "raise"
+        is_held_back = any(self.classes[name].refusing for name in self._higher_than(criticality))
+        return "resume" if one.rate < one.busy_rate / params.adj_d and not is_held_back else "raise"
 
     def _rule_above(self, criticality: Criticality) -> Rule:
         one, params = self.classes[criticality], self.params
@@ -304,16 +316,19 @@ class _Bucket:
     def _move(self, criticality: Criticality, rule: Rule) -> None:
         """Move the class's own rate, and count."""
         one, params = self.classes[criticality], self.params
-        rate, low_count = one.rate, one.low_count
+        rate, busy_rate, low_count = one.rate, one.busy_rate, one.low_count
         if rule == "cut":
             rate = one.divided(params.adj_d)
         elif rule == "raise":
             rate += -(one.error - params.c_i) * params.adj_i
+        elif rule == "resume":
+            rate, busy_rate = busy_rate / params.adj_d, 0.0
         elif rule == "probe":
             rate = min(2 * rate, 1 / params.timeout_s)
         if rule == "count":
             low_count += 1
-        self.classes[criticality] = replace(one, rate=_bounded(rate, params), low_count=low_count)
+        rate = _bounded(rate, params)
+        self.classes[criticality] = replace(one, rate=rate, busy_rate=busy_rate, low_count=low_count)
 
     def _lower(self, names: Iterable[Criticality]) -> None:
         for name in names:

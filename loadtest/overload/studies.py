@@ -212,7 +212,7 @@ CLASSES = Study(
     "worker, 20 ms a request. Figures are of the last two thirds.",
     settings=PACE_TOLD,
     choose=_either_class,
-    phases=(Phase(45, users=250),),
+    phases=(Phase(55, users=250),),
     backend=BackendTerms(cheap_ms=20),
     variants=(
         Variant(label="without classes", overload={"response_time": {**PACE, "classes": False}}),
@@ -311,6 +311,15 @@ def _degrade_picture(study: Study, results: Results) -> Chart:
         bands=_users_bands(study),
         panels=(
             Panel(
+                title="p90: how long nine of ten answers took at most",
+                unit="s",
+                lines=(
+                    *(Line(label=label, points=over_time(calls, p90_s), colour=colour)
+                      for (label, calls), colour in looks),
+                    _target(study),
+                ),
+            ),
+            Panel(
                 title="Refused",
                 unit="% of the requests",
                 y_least=100,
@@ -322,15 +331,6 @@ def _degrade_picture(study: Study, results: Results) -> Chart:
                 unit="0 to 1",
                 lines=[Line(label="with degradation", points=over_time(degrading, lambda one: one.quality),
                             colour=WITH)],
-            ),
-            Panel(
-                title="p90: how long nine of ten answers took at most",
-                unit="s",
-                lines=(
-                    *(Line(label=label, points=over_time(calls, p90_s), colour=colour)
-                      for (label, calls), colour in looks),
-                    _target(study),
-                ),
             ),
         ),
     )  # fmt: skip

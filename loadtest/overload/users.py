@@ -77,12 +77,13 @@ class Experiment:
             await self._ask(self.choose(draw))
 
     async def _pass(self, phase: Phase) -> None:
-        """Let the phase go by; in an open loop requests arrive meanwhile."""
-        ends_s = time.perf_counter() + phase.seconds
+        """Let the phase go by; in an open loop requests arrive meanwhile, at times that no delay of ours moves."""
+        arrives_s = time.perf_counter()
+        ends_s = arrives_s + phase.seconds
         draw = Random(f"{self.seed}/arrivals")  # noqa: S311
         arrivals: set[asyncio.Task[None]] = set()
-        while phase.rate and (pause_s := draw.expovariate(phase.rate)) < ends_s - time.perf_counter():
-            await asyncio.sleep(pause_s)
+        while phase.rate and (arrives_s := arrives_s + draw.expovariate(phase.rate)) < ends_s:
+            await asyncio.sleep(arrives_s - time.perf_counter())
             arrival = asyncio.create_task(self._ask(self.choose(draw)))
             arrivals.add(arrival)
             arrival.add_done_callback(arrivals.discard)

@@ -197,21 +197,26 @@ class Simulation:
         return second
 
     def _slice(self, second: Second) -> None:
-        admitted = {name: self._admit(name, rate, second) for name, rate in self._offered.items()}
-        self._serve(math.fsum(admitted.values()))
-        sample = self._settle()._replace(admitted=math.fsum(admitted.values()))
+        admitted, refused = 0.0, 0.0
+        for name, rate in self._offered.items():
+            share = self._throttle.refusal_share(name)
+            asked, passed = self._admit(rate, share)
+            second.offered += asked
+            second.admitted[name] = second.admitted.get(name, 0.0) + passed
+            admitted += passed
+            refused += asked - passed if share < 1 else 0.0
+        self._serve(admitted)
+        sample = self._settle()._replace(admitted=admitted, refused=refused)
         second.settled += sample.settled
         second.missed += sample.missed
         self._throttle.learn(sample, self._backend.utilisation)
         second.overloaded = self._throttle.overloaded
 
-    def _admit(self, criticality: Criticality, rate: float, second: Second) -> float:
+    def _admit(self, rate: float, refused_share: float) -> tuple[float, float]:
+        """How many of a class ask, and how many of them pass."""
         asked = _about(rate * SLICE_S, rate * SLICE_S, self._draw)
-        share = 1 - self._throttle.refusal_share(criticality)
-        admitted = min(asked, _about(asked * share, asked * share * (1 - share), self._draw))
-        second.offered += asked
-        second.admitted[criticality] = second.admitted.get(criticality, 0.0) + admitted
-        return admitted
+        share = 1 - refused_share
+        return asked, min(asked, _about(asked * share, asked * share * (1 - share), self._draw))
 
     def _serve(self, admitted: float) -> None:
         for latency_ms in self._backend.serve(admitted):

@@ -71,6 +71,7 @@ def test_g6_the_problem_says_why_and_not_to_retry(
     assert (problem["reason"], problem["retry"], problem["overloaded"]) == ("overload", "never", True)
     assert problem["violated-policies"] == ["busy"]
     assert "retry-after" not in reply.headers
+    assert reply.headers["ratelimit"].endswith(";t=1"), "the limit is as it should be, whatever becomes of this request"
     client.post("/v1/acquire", json=body | {"criticality": "critical"}).raise_for_status()
 
 

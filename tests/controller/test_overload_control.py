@@ -1,12 +1,16 @@
 """Overload control by the controller, on a real store with real requests: Q, S and G5 from settles to refusals."""
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from limiter.model.criticality import Criticality
 from limiter.model.overload_control import unpack_state
-from limiter.model.policy import PolicySet
+from limiter.model.policy import PolicySet, dump
 from limiter.store import keys
 from limiter.store.connect import open_link
 from limiter.store.keys import Slot
@@ -14,6 +18,7 @@ from limiter.store.policies import PolicyStore
 from limiter.store.signals import Signals
 from tests.api.live import live
 from tests.controller.conftest import Look, capped, policies
+from tests.metrics.scraping import scrape
 from tests.support.nodes import Watched, until
 from tests.support.servers import Server
 from tests.support.traffic import steering, traffic
@@ -218,9 +223,23 @@ async def test_r11_the_reasoning_can_be_read_over_http(valkey: Server, tmp_path:
     assert (seen["overloaded"], seen["quality"]) == (True, 1.0)
     assert seen["refused_shares"]["sheddable"] > 0
     assert seen["rates"]["sheddable"] is None
-    first = seen["steps"][0]
-    assert (first["controller"], first["rule"], first["before"], first["after"]) == ("expectations", "raise", 0, 20)
-    assert first["sentence"] == "100 % missed 100 ms (threshold 5 %): M 0 → 20"
+    step = next(step for step in seen["steps"] if step["rule"] == "raise")
+    before, after = step["before"], step["after"]
+    assert (step["controller"], after) == ("expectations", min(before + 20, 100))
+    assert f"100 % missed 100 ms (threshold 5 %): M {before:g} → {after:g}" == step["sentence"]
+
+
+async def test_the_throttle_multiplier_is_a_metric(valkey: Server, tmp_path: Path) -> None:
+    await overload(valkey)
+    file = tmp_path / "policies.yaml"
+    file.write_text(json.dumps({"policies": [dump(policy) for policy in guarded(expectations=expecting()).policies]}))
+    with live(valkey.url, file) as api, api.client() as client:
+        (bucket,) = client.get("/v1/controller").json()["buckets"]
+        shown = scrape(client)
+    throttle = shown.value("headgate_policy_throttle_multiplier", policy="guarded")
+    assert throttle == bucket["overload"]["steps"][-1]["after"] > 0
+    refused = shown.value("headgate_policy_refused_share_ratio", policy="guarded", criticality="sheddable_plus")
+    assert refused == pytest.approx(min(1, throttle * 2 / 100))
 
 
 def test_r11_inspect_says_why(valkey: Server) -> None:
@@ -228,4 +247,5 @@ def test_r11_inspect_says_why(valkey: Server) -> None:
     told = lines_of(headgate("inspect", "--why", url=valkey.url))
     assert told[1:4] == ["  guarded", "    counts work: set by the policy", "    overloaded, quality 1"]
     assert any(line.startswith("    sheddable: ") and line.endswith("% refused") for line in told)
-    assert any(line.endswith("raise     expectations  100 % missed 100 ms (threshold 5 %): M 0 → 20") for line in told)
+    raised = r".*  raise     expectations  100 % missed 100 ms \(threshold 5 %\): M \d+ → \d+"
+    assert any(re.fullmatch(raised, line) for line in told), told

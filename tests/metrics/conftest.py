@@ -29,7 +29,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def busy(up: httpx.Client) -> Scrape:
-    """A scrape after some of everything, once the controller has learned a charge."""
+    """A scrape after some of everything, once the controller has learned a charge and knows response times."""
     numbers = count()
 
     def ask(service: str, **more: object) -> httpx.Response:
@@ -43,11 +43,12 @@ def busy(up: httpx.Client) -> Scrape:
         for _ in range(10):
             settle(ask("learning").json()["reservation"], 8)
             settle(ask("capped").json()["reservation"], 8)
+            settle(ask("guarded").json()["reservation"], 8)
         shown = scrape(up)
-        return shown if shown.values("headgate_policy_charge_error_ratio") else None
+        known = ("headgate_policy_charge_error_ratio", "headgate_policy_class_rate_requests_per_second")
+        return shown if all(shown.values(name) for name in known) else None
 
     ask("month", work=3)
-    ask("guarded")
     ask("nobody")
     ask("each", dry_run=True)
     settle(ask("each", work=10).json()["reservation"], 500)

@@ -12,7 +12,7 @@ policies:
   - {name: learning, match: {service: learning}, rate: 100000, charge: learned}
   - {name: capped, match: {service: capped}, rate: 100000, mechanism: requests}
   - {name: month, match: {service: month}, quota: {work: 1000, period: month}}
-  - {name: guarded, match: {service: guarded}, rate: 1000, overload: {utilisation: {}}}
+  - {name: guarded, match: {service: guarded}, rate: 1000, overload: {expectations: {}, response_time: {}}}
   - {name: each, match: {service: each}, per: [customer], rate: 1/d, capacity: 10, max_debt: 100}
 """
 

@@ -11,7 +11,10 @@ import httpx
 import pytest
 
 from api.auth import new_key
-from limiter.metrics import named
+from limiter.metrics import catalogue, named
+from limiter.model.bucket import fresh
+from limiter.model.limit import Limit
+from limiter.model.policy import read_policy
 from tests.api.live import LiveApi, Wire, ask, live
 from tests.api.test_shutdown import HEADGATE
 from tests.metrics.scraping import POLICIES, scrape
@@ -91,6 +94,8 @@ def test_named_policies_are_shown_as_they_stand(node: LiveApi) -> None:
     assert not shown.values("headgate_policy_committed_work_per_second", policy="month")
     assert shown.value("headgate_policy_balance", policy="learning") == 100_000, "never used: full"
     assert shown.value("headgate_policy_cap_requests_per_second", policy="capped") > 0
+    assert shown.value("headgate_policy_throttle_multiplier", policy="guarded") == 0, "where it begins"
+    assert not shown.values("headgate_policy_class_rate_requests_per_second"), "nothing was measured yet"
     assert not shown.values("headgate_policy_balance", policy="each"), "one for each customer is none here"
     assert shown.value("headgate_unsteered_partitions") == 1, "no controller runs here"
 
@@ -117,6 +122,22 @@ def test_parts_of_a_divided_limit_add_up(valkey: Server, tmp_path: Path) -> None
     assert shown.value("headgate_policy_balance", policy="all") == pytest.approx(95, abs=0.1)
     assert shown.value("headgate_policy_capacity", policy="all") == 100
     assert shown.value("headgate_unsteered_partitions") == 4
+
+
+def test_of_parts_that_do_not_add_up_the_worst_is_shown() -> None:
+    policy = read_policy({"name": "guarded", "rate": 1, "overload": {"response_time": {}}})
+    states = []
+    for quality, rate, overloaded in ((0.5, 20.0, 1.0), (1.0, 30.0, 0.0)):
+        limit = Limit(policy, partitions=2)
+        record = fresh(limit.terms, 1_790_000_000_000_000)
+        assert record.shedding is not None
+        record.shedding.quality, record.shedding.overloaded = quality, overloaded
+        record.shedding.rates[1] = rate
+        states.append((("default", "guarded"), limit, record, None))
+    shown = {reading.definition: reading.values for reading in named._readings(states)}
+    assert shown[catalogue.POLICY_QUALITY] == {("default", "guarded"): 0.5}
+    assert shown[catalogue.POLICY_OVERLOADED] == {("default", "guarded"): 1.0}
+    assert shown[catalogue.POLICY_CLASS_RATE] == {("default", "guarded", "critical"): 50.0}, "rates add up"
 
 
 def test_without_the_store_a_scrape_says_so_in_time(tmp_path: Path, policies: Path) -> None:

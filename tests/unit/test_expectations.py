@@ -155,6 +155,26 @@ def test_q5_who_serves_nobody_loosens() -> None:
     assert run(ExpectationSample(1.0, admitted=0), params=IDEAL, throttle=100).throttle == 99.75
 
 
+@pytest.mark.parametrize(
+    ("throttle", "admitted", "refused", "step"),
+    [
+        (22.5, 3000, 27_000, 0.1),  # all of rank 4, a tenth is admitted: 4 % of that
+        (24.5, 600, 29_400, 0.0625),  # hardly anybody is: a quarter of a percent of all that ask
+        (90, 3000, 27_000, 0.25),  # all of rank 1: a whole step moves 2.5 %
+        (12.5, 3000, 3000, 0.25),
+        (0, 3000, 0, 0.25),
+        (50, 0, 0, 0.25),  # nobody is admitted, and nobody in part
+    ],
+)
+def test_q5_a_small_step_moves_little_of_what_is_admitted(
+    throttle: float, admitted: float, refused: float, step: float
+) -> None:
+    sample = slack(4)._replace(admitted=admitted, refused=refused)
+    assert run(sample, params=IDEAL, throttle=throttle).throttle == pytest.approx(throttle + step)
+    loose = slack(21)._replace(admitted=admitted, refused=refused)
+    assert run(loose, params=IDEAL, throttle=throttle).throttle == pytest.approx(max(0, throttle - step))
+
+
 def test_q6_changed_bounds_reach_a_live_throttle() -> None:
     state = run(*[BAD] * 5)
     assert step(state, FINE, ExpectationParams(throttle_max=20)).throttle == 20
@@ -185,6 +205,7 @@ def test_a_bucket_that_nobody_looked_at_is_calm_meanwhile() -> None:
         ExpectationSample(1.0, 1, math.nan),
         ExpectationSample(1.0, 1, 1, math.nan),
         ExpectationSample(1.0, 1, 1, 0, math.nan),
+        ExpectationSample(1.0, 1, 1, 0, 1, math.nan),
     ],
 )
 def test_p8_what_is_no_number_holds(sample: ExpectationSample) -> None:
@@ -217,7 +238,7 @@ def test_no_reason_without_a_decision() -> None:
 
 
 wild = st.floats() | st.floats(0, 1e6)
-samples = st.builds(ExpectationSample, st.floats(0, 100) | wild, wild, wild, wild, wild)
+samples = st.builds(ExpectationSample, st.floats(0, 100) | wild, wild, wild, wild, wild, wild)
 parameters = st.builds(
     ExpectationParams,
     mode=st.sampled_from(Mode),

@@ -113,6 +113,15 @@ def test_q5_the_least_slack_counts_once() -> None:
     assert str(world.reasons[-1]).startswith("least slack 10 ms")
 
 
+def test_q5_the_small_step_goes_by_the_classes_that_are_refused_in_part() -> None:
+    """At M = 30 the low class is refused wholly and says nothing; of the middle one 4 % of the admitted may move."""
+    world = World(expectations={"mode": "ideal", "expected_latency_ms": 100, "initial": 30, "step_up": 50})
+    world.serve(30, latency_ms=97)
+    world.known.refused[:] = [0.0, 0.0, 300.0, 10_000.0]
+    world.cycles(10)
+    assert [reason.after for reason in world.reasons] == [pytest.approx(30 + 0.04 * 30 * 30 / 300)]
+
+
 def test_s1_a_class_runs_after_enough_samples_and_is_cut_by_its_own_times() -> None:
     world = World(response_time={"target_ms": 100, "nreq": 100})
     world.serve(99, latency_ms=500, of=SHEDDABLE)

@@ -118,6 +118,30 @@ def test_s2_a_queue_that_drains_is_not_told_of_twice(latency_ms: float, times: f
     assert "the queue drains, " in str(state.reasons[0])
 
 
+def test_s2_once_the_queue_is_gone_a_rate_resumes_near_what_came_out_of_it() -> None:
+    """And rises as published from there: what was served is evidence once."""
+    drained = run(at({CRITICAL: 5000}), [sample(critical=20_000.0)] * 30)
+    assert rates(drained)[CRITICAL] < 150 / 4
+    seen = [drained]
+    while rules(seen[-1]) != ["critical resume"]:
+        seen.append(step(seen[-1], ResponseTimeSample(1.0, {CRITICAL: ClassSample(latencies(FAST_MS, 30))}), PLAIN))
+    assert {rule for state in seen[1:-1] for rule in rules(state)} == {"critical drain", "critical hold"}
+    assert rates(seen[-1]) == {CRITICAL: pytest.approx(150 / 1.2)}
+    assert str(seen[-1].reasons[0]).endswith("the queue is gone, back to about what was served: 34.89 → 125 requests/s")
+    assert rules(step(seen[-1], sample(critical=FAST_MS), PLAIN)) == ["critical raise"]
+
+
+@pytest.mark.parametrize(("refused", "rule"), [(0, "resume"), (9, "raise")])
+def test_s3_a_lower_class_resumes_only_if_nobody_of_a_higher_one_is_refused(refused: float, rule: str) -> None:
+    state = run(at({CRITICAL: 5000, SHEDDABLE: 5000}), [sample(critical=FAST_MS, sheddable=20_000.0)] * 30)
+    fast = ClassSample(latencies(FAST_MS), refused)
+    seen = set()
+    for _ in range(20):
+        state = step(state, ResponseTimeSample(1.0, {CRITICAL: fast, SHEDDABLE: fast}), PLAIN)
+        seen |= {reason.rule for reason in state.reasons if reason.criticality is SHEDDABLE}
+    assert seen == {"drain", "hold", "raise", rule}
+
+
 def test_s2_nothing_moves_by_what_only_the_average_remembers() -> None:
     late = run(at({CRITICAL: 5000, SHEDDABLE: 100}), [sample(critical=20_000)] * 3)
     after = step(late, sample(critical=FAST_MS, sheddable=FAST_MS), PLAIN)
