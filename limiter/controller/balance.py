@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from math import nan
 
 from redis.exceptions import ResponseError
 
@@ -62,14 +63,17 @@ class Balance:
         return terms
 
     def _demand(self) -> dict[str, list[float]]:
-        """Work units a second that are asked for in each partition, of the buckets that need shares."""
+        """Work units a second that are asked for in each partition, of the buckets that need shares.
+
+        As it was when a partition was last looked at: that its store is silent since then is no lack of demand (P8).
+        """
         found: dict[str, list[float]] = {}
+        unasked = [0.0 if cycle.read_us else nan for cycle in self._cycles]
         for partition, cycle in enumerate(self._cycles):
-            now_us = cycle.clock.now_us()
             for name, bucket in cycle.buckets.items():
                 if bucket.terms.partitions > 1:
-                    rates = found.setdefault(name, [0.0] * len(self._cycles))
-                    rates[partition] = bucket.demand.at(now_us, cycle_s=self._cycle_s)
+                    rates = found.setdefault(name, unasked.copy())
+                    rates[partition] = bucket.demand.at(cycle.read_us, cycle_s=self._cycle_s)
         return {
             name: rates
             for name, rates in found.items()

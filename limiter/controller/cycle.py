@@ -41,6 +41,9 @@ SAMPLES_MAX = 8
 MOVE_MIN = 1e-3
 """Relative: what moves by less is not written."""
 
+FIRST_CYCLES = 10.0
+"""Before a demand was followed for so long it is not known."""
+
 TURNS = 10
 """States are kept in turns, a part of the buckets each cycle."""
 
@@ -85,22 +88,29 @@ class Demand(NamedTuple):
 
     counters: Counters | None = None
     rate: float = 0.0
-    """Work units a second, smoothed."""
+    """Work units a second, smoothed, beginning with none."""
+    cycles: float = 0.0
+    """For how long it has been followed."""
 
     def followed(self, counters: Counters, work_per_request: float, *, cycle_s: float) -> Demand:
         """The demand after a reading; what was refused counts as if it had done what others do."""
         sample = None if self.counters is None else sampling.difference(self.counters, counters)
         if sample is None:
-            return Demand(counters, self.rate)
+            return self._replace(counters=counters)
         asked = (sample.work + sample.refused * work_per_request) / sample.elapsed_s
-        return Demand(counters, shares.follow(self.rate, asked, cycles=sample.elapsed_s / cycle_s))
+        cycles = sample.elapsed_s / cycle_s
+        return Demand(counters, shares.follow(self.rate, asked, cycles=cycles), self.cycles + cycles)
 
     def at(self, now_us: float, *, cycle_s: float) -> float:
-        """Work units a second at a time: nobody has asked since the last reading."""
+        """Work units a second at a time until which nobody else has asked. NaN while there is no telling yet (P8)."""
         if self.counters is None:
             return 0.0
-        idle_cycles = (now_us - self.counters.read_us) / 1e6 / cycle_s
-        return shares.follow(self.rate, 0.0, cycles=idle_cycles - 1) if idle_cycles > 1 else self.rate
+        idle_cycles = max(0.0, (now_us - self.counters.read_us) / 1e6 / cycle_s - 1)
+        cycles = self.cycles + idle_cycles
+        if cycles < FIRST_CYCLES:
+            return math.nan
+        rate = shares.follow(self.rate, 0.0, cycles=idle_cycles) if idle_cycles else self.rate
+        return rate / shares.weight(cycles)
 
 
 class SlotCycle:
@@ -118,6 +128,8 @@ class SlotCycle:
         self._cycle_s = cycle_s
         self._unread: dict[str, None] = {}
         self._known_us = 0.0
+        self.read_us = 0.0
+        """When (the store's time) it was last known what had changed; 0 before the first time."""
         self._dirty: list[set[str]] = [set() for _ in range(TURNS)]
         self._turn = 0
         self._swept_us = 0.0
@@ -150,6 +162,7 @@ class SlotCycle:
             raws = await self._steering.raw_records(self.slot, names) if names else {}
             reports = await self._reports(names)
             self._unread.clear()
+            self.read_us = now_us
             due = self._due(is_idle=not names)
             rows = self._decide(names, raws, touched, reports, now_us, due)
             rows += [self._kept(name, now_us) for name in due if name not in raws and name in self.buckets]

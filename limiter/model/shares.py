@@ -6,6 +6,7 @@ no demand anywhere    equal shares, 1 / n
 little of it          nobody needs more than an equal share: nothing is lent, and what was lent ends
 small differences     leave them
 larger ones           lower first; once that is confirmed, raise, within the room that it made
+unknown anywhere      leave them all, and go on lending what is lent (P8)
 
 Shares are lent. One above 1/n ends first and falls back to 1/n, one below ends MARGIN_S later and rises to 1/n: a
 controller that dies leaves equal shares behind, and never more than the limit on the way. What was sent and not
@@ -61,6 +62,12 @@ def follow(demand: float | None, sample: float, *, cycles: float = 1.0) -> float
     return smooth(demand, sample, DEMAND_ALPHA, cycles)
 
 
+def weight(cycles: float) -> float:
+    """How much of the true demand the smoothed one is, if it began with none so many cycles ago."""
+    missing: float = (1.0 - DEMAND_ALPHA) ** cycles
+    return 1.0 - missing
+
+
 def at(held: Sequence[Held], now_s: float) -> list[float]:
     """The most that each partition may hold at a time."""
     equal = 1.0 / len(held)
@@ -82,8 +89,9 @@ def target(shares: Sequence[float], demand: Sequence[float]) -> list[float]:
 
 
 def is_needed(demand: Sequence[float], *, committed: float) -> bool:
-    """Whether any partition asks for so much that an equal share could be too little."""
-    return max(demand) > NEED_MIN * committed / len(demand)
+    """Whether any partition asks for so much that an equal share could be too little, or may do so (NaN)."""
+    little = NEED_MIN * committed / len(demand)
+    return not all(one <= little for one in demand)
 
 
 def is_due(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from limiter.model.bucket import share_of
 from limiter.model.policy import PolicySet
 from limiter.planner import Planner
+from limiter.store import keys
 from limiter.store.connect import open_link
 from limiter.store.keys import Slot
 from limiter.store.policies import PolicyStore
@@ -118,3 +119,27 @@ async def test_r9_another_number_of_partitions_begins_with_equal_shares(valkey: 
             look = Look(valkey, Slot("default", 1))
             await until(lambda: (found := look.record("all")) is not None and found.committed > 140, within_s=30)
     await link.aclose()
+
+
+async def test_p8_a_partition_that_is_taken_anew_keeps_its_share(valkey: Server) -> None:
+    """A failover may lose its lease. Until it is known again what is asked for there, nothing is given to others."""
+    limits = limits_of()
+    most, least = customer_in(limits, 3), customer_in(limits, 7)
+    held: list[float] = []
+    async with (
+        steering(valkey.url, limits) as controller,
+        traffic(valkey.url, limits) as callers,
+        callers.flowing(most, rate=180, work=lambda: 1.0),
+        callers.flowing(least, rate=20, work=lambda: 1.0),
+    ):
+        await until(lambda: shares(valkey, limits)[3] > 0.7, within_s=30)
+        valkey.command("DEL", keys.lease(Slot("default", 3).prefix))
+        await until(lambda: controller.stats.leases_lost == 1)
+
+        def have_run(cycles: int) -> bool:
+            held.append(shares(valkey, limits)[3])
+            return controller.stats.cycles >= cycles
+
+        await until(lambda cycles=controller.stats.cycles + 100: have_run(cycles), within_s=30)  # type: ignore[misc]
+        assert len(controller.owned) == 10
+    assert min(held) > 0.6

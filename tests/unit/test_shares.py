@@ -24,6 +24,7 @@ from limiter.model.shares import (
     raises,
     target,
     unconfirmed,
+    weight,
 )
 
 ONE = 1 + 1e-12  # n times 1/n may be that in floating point
@@ -208,6 +209,21 @@ def test_b5_shares_never_sum_above_one_whatever_is_lost_late_or_unanswered(
 def test_little_demand_needs_no_more_than_an_equal_share() -> None:
     assert not is_needed([0.0, 20.0], committed=100.0)
     assert is_needed([0.0, 30.0], committed=100.0)
+
+
+@pytest.mark.parametrize("cycles", [1, 10, 100])
+def test_a_demand_that_begins_with_none_is_known_by_its_weight(cycles: int) -> None:
+    demand = 0.0
+    for _ in range(cycles):
+        demand = follow(demand, 50.0)
+    assert demand / weight(cycles) == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("demand", [[0.0, math.nan], [math.nan, 0.0], [math.nan, math.nan], [90.0, math.nan]])
+def test_p8_shares_stay_where_the_demand_is_not_known(demand: list[float]) -> None:
+    held = [Held(0.8, 10.0), Held(0.2, 15.0)]
+    assert is_needed(demand, committed=100.0), "what is lent is lent anew"
+    assert target(at(held, 4.0), demand) == [0.8, 0.2]
 
 
 def test_shares_are_lent_anew_before_they_end() -> None:
