@@ -164,6 +164,7 @@ class _Case(Waiting[Acquire, AcquireAnswer]):
             self.decider.decisions.undecided[undecided.reason] += 1
             self.done(undecided)
         except Exception as error:
+            self.is_over = True  # even where it was to be asked again
             self.done(error)
         else:
             if decision is not None:

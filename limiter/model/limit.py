@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from limiter.model import quantity
 from limiter.model.admission import class_minimum
-from limiter.model.bucket import Flags, Params
+from limiter.model.bucket import BURST_MAX_S, RATE_MAX, Flags, Params
 from limiter.model.expectations import ExpectationParams, expected_ms
 from limiter.model.period import window_us
 from limiter.model.policy import NUMBER_MAX, Criticality, Mechanism, OnStoreFailure, Policy, rate_per_s
@@ -119,14 +119,14 @@ def _terms(policy: Policy) -> Params:
         return _quota_terms(policy, flags)
     assert policy.rate is not None
     rate = rate_per_s(policy.rate)
-    debt_max = quantity.units("60s" if policy.max_debt is None else policy.max_debt, rate=rate)
+    debt_max = _units("60s" if policy.max_debt is None else policy.max_debt, rate=rate)
     stop_debt = math.inf if policy.stop_debt is None else quantity.units(policy.stop_debt, rate=rate)
     burst, burst_s = _burst(policy.burst)
     return Params(
         flags=flags | _COUNTING[policy.mechanism],
         committed=rate,
         cap=_initial_cap(policy, rate),
-        capacity=quantity.units(policy.capacity, rate=rate),
+        capacity=_units(policy.capacity, rate=rate),
         burst=burst,
         burst_s=burst_s,
         debt_max=debt_max,
@@ -157,17 +157,22 @@ def _quota_terms(policy: Policy, flags: Flags) -> Params:
     return Params(
         flags=flags,
         capacity=limit,
-        debt_max=limit if policy.max_debt is None else quantity.units(policy.max_debt, rate=limit),
+        debt_max=limit if policy.max_debt is None else _units(policy.max_debt, rate=limit),
         stop_debt=math.inf if policy.stop_debt is None else quantity.units(policy.stop_debt, rate=limit),
         settle_threshold=_threshold(policy),
         window_end_us=1,
     )
 
 
+def _units(value: float | str, *, rate: float) -> float:
+    """An amount in units. A policy says numbers within bounds; times at a rate may be beyond, and are held there."""
+    return min(quantity.units(value, rate=rate), RATE_MAX)
+
+
 def _burst(burst: float | str) -> tuple[float, float]:
     """Fixed tokens, and seconds of the cap (R7)."""
     number, unit = quantity.parse(burst)
-    return (number, 0.0) if unit == "" else (0.0, quantity.units(burst, rate=1.0))
+    return (number, 0.0) if unit == "" else (0.0, min(quantity.units(burst, rate=1.0), BURST_MAX_S))
 
 
 def _initial_cap(policy: Policy, rate: float) -> float:
@@ -177,8 +182,8 @@ def _initial_cap(policy: Policy, rate: float) -> float:
         return rate
     if initial == "C/F":
         assert policy.max_work is not None
-        return rate / policy.max_work
-    return quantity.units(initial, rate=rate)
+        return min(rate / policy.max_work, RATE_MAX)
+    return _units(initial, rate=rate)
 
 
 def _threshold(policy: Policy) -> float:
@@ -201,4 +206,5 @@ def _reserve(policy: Policy, criticality: Criticality, *, capacity: float, rate:
     if reserve is None:
         return None
     number, unit = quantity.parse(reserve)
-    return number * capacity / 100 if unit == "%" else quantity.units(reserve, rate=rate)
+    units = number * capacity / 100 if unit == "%" else quantity.units(reserve, rate=rate)
+    return max(-RATE_MAX, min(units, RATE_MAX))

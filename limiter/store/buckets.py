@@ -37,7 +37,7 @@ class Buckets:
 
     async def acquire(self, slot: Slot, operation: Acquire, *, timeout_s: float) -> AcquireAnswer:
         """Admit or refuse, over all the operation's buckets or none."""
-        _check_acquire(operation)
+        check_acquire(operation)
         return await self._acquires.run(slot, operation, timeout_s=timeout_s)
 
     def start_acquire(
@@ -63,7 +63,7 @@ class Buckets:
                 done(answer)
 
         operation = plan(self.clock.guess_us())
-        _check_acquire(operation)
+        check_acquire(operation)
         self._acquires.start(slot, operation, answered, deadline_s=deadline_s)
 
     def start_acquires(
@@ -94,7 +94,8 @@ class Buckets:
 # Many callers share a call: what one of them gets wrong must stop here, before it stops the others.
 
 
-def _check_acquire(operation: Acquire) -> None:
+def check_acquire(operation: Acquire) -> None:
+    """ValueError unless the acquire is sound."""
     count = len(operation.wants)
     if not 1 <= count <= BUCKETS_PER_OPERATION_MAX:
         raise ValueError(f"an acquire takes 1 to {BUCKETS_PER_OPERATION_MAX} buckets, not {count}")

@@ -72,6 +72,32 @@ def test_doubles_are_always_found(body: bytes) -> None:
         decode.acquire(body)
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        b'"op":"acquire","descriptor":{"a":"b"},"work":1,"work":null',
+        b'"op":"acquire","descriptor":{"a":"b"},"descriptor":{"a":"b"}',
+        b'"op":"acquire","op":"acquire","descriptor":{":":"b"}',
+        b'"op":"acquire","descriptor":{"a:":"b","a\\u003a":"b"}',
+        b'"op":"settle","reservation":"a:b","work":1,"work":2',
+        b'"op":"settle","reservation":"r","reservation":"r","work":1',
+        b'"op":"settle","reservation":"r","reservation":"r"',
+    ],
+)
+def test_doubles_in_an_operation_are_that_operation_s_alone(operation: bytes) -> None:
+    sound = b'{"op":"acquire","descriptor":{"a":"b:c"},"work":1}'
+    before, found, after = decode.batch(b'{"operations":[%b,{%b},%b]}' % (sound, operation, sound))
+    assert isinstance(before, AcquireOperation)
+    assert isinstance(after, AcquireOperation)
+    assert isinstance(found, Invalid)
+    assert "more than once" in str(found)
+
+
+def test_operations_given_twice_are_found() -> None:
+    with pytest.raises(Invalid, match="more than once"):
+        decode.batch(b'{"operations":[],"operations":[{"op":"settle","reservation":"r","work":1}]}')
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=60))
 def test_no_bytes_make_the_decoders_fail(data: bytes) -> None:

@@ -6,6 +6,7 @@ import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,34 @@ def test_pipelined_requests_are_answered_in_order(api: LiveApi, customer: str) -
     replies = exchange(api, b"".join(row))
     assert [reply.json["charged"] for reply in replies[:-1]] == [float(number) for number in range(10)]
     assert replies[-1].json == {"status": "ok"}
+
+
+def test_bad_requests_in_a_row_cost_the_others_nothing(api: LiveApi, customer: str) -> None:
+    """H6"""
+    unknown = request("/v1/settle", body=b'{"reservation":"x","work":1}')
+    kinds: list[tuple[bytes | dict[str, Any], int]] = [
+        (ask(customer, work=0), 200),
+        (b"{", 400),
+        (b'{"descriptor":{}}', 422),
+        (b"", 400),
+    ]
+    row = [(request(body=body), status) for body, status in kinds * 5]
+    for at in (0, 3, 7, 20):
+        row.insert(at, (unknown, 404))
+    replies = exchange(api, b"".join([raw for raw, _ in row]))
+    assert statuses(replies) == [*(status for _, status in row), 200]
+
+
+def test_connections_that_end_at_once_keep_no_answer_from_others(api: LiveApi, customer: str) -> None:
+    """Answers of one turn of the loop are sent together: H9"""
+    one = request(body=ask(customer, work=0))
+    with Wire(api) as staying:
+        for number in range(50):
+            with Wire(api) as leaving:
+                leaving.send(one * (1 + number % 3))
+                staying.send(one)
+                leaving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            assert statuses(staying.receive()) == [200]
 
 
 def test_lanes_change_within_a_row(api: LiveApi, customer: str) -> None:

@@ -23,6 +23,7 @@ from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.connect import open_link
 from limiter.store.keys import Slot
+from tests.support.nodes import until
 from tests.support.servers import Server
 
 SLOW = 1e-6  # a rate at which nothing refills while a test runs
@@ -290,3 +291,23 @@ async def test_p11_a_shadow_s_damaged_record_refuses_nothing(decider: Decider, v
     enforce(decider, reads(), {"name": "watching", "match": {}, "rate": 1, "shadow": True})
     valkey.client().set(keys.bucket(Slot().prefix, "watching"), b"not ours")
     assert [state.policy for state in granted(await decider.acquire(ask())).limits] == ["reads"]
+
+
+async def test_who_cannot_be_asked_again_is_told_once(
+    decider: Decider, valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second answer would be taken for that of the next request on a connection."""
+    enforce(decider, reads(), {"name": "watching", "match": {}, "rate": 1, "shadow": True})
+    valkey.client().set(keys.bucket(Slot().prefix, "watching"), b"not ours")
+
+    def refuses(*_: object, **__: object) -> None:
+        raise ValueError("not sound")
+
+    monkeypatch.setattr(Buckets, "start_acquire", refuses)
+    watched = decider._buckets._acquires._deadlines
+    told: list[Decision | Exception] = []
+    decider.start_acquire(ask(), told.append)
+    (case,) = watched._queue
+    await until(lambda: told)
+    case.give_up()
+    assert [str(outcome) for outcome in told] == ["not sound"]

@@ -1,15 +1,18 @@
 """From a policy to numbers, and from a namespace to who holds how much of them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from limiter.local import LocalBuckets
 from limiter.model.admission import part_of_minimum
 from limiter.model.bucket import Flags, fresh
 from limiter.model.decision import refusal
 from limiter.model.limit import Limit
-from limiter.model.operations import BucketAnswer, Verdict
-from limiter.model.policy import Criticality, read_policy, read_policy_set
+from limiter.model.operations import Acquire, BucketAnswer, Verdict
+from limiter.model.policy import NUMBER_MAX, Criticality, read_policy, read_policy_set
 from limiter.planner import Planner, want
+from limiter.store.buckets import check_acquire
 
 START_US = 1_790_000_000_000_000
 RESERVES = {"sheddable": "50%", "critical_plus": "-20%"}
@@ -38,6 +41,43 @@ def test_r10_an_auto_policy_carries_the_terms_of_both_and_gives_minimums_in_work
     assert (found.terms.cap, found.terms.burst, found.terms.whole_capacity) == (30, 7, 50)
     assert found.minimums[Criticality.SHEDDABLE] == 25
     assert not fresh(found.terms, START_US).counts_requests
+
+
+numbers = st.sampled_from([1e-9, 1.0, 1e15, NUMBER_MAX])
+amounts = st.builds(lambda number, unit: f"{number:.17g}{unit}", numbers, st.sampled_from(["", "us", "d", "%"]))
+timeless = st.builds(lambda number, unit: f"{number:.17g}{unit}", numbers, st.sampled_from(["", "%"]))
+reserves = amounts | amounts.map("-{}".format)
+shared_fields = {
+    "charge": numbers, "settle_threshold": timeless, "minimum": numbers | numbers.map(lambda n: -n),
+    "weights": st.fixed_dictionaries({"operation": st.fixed_dictionaries({"read": numbers})}),
+}  # fmt: skip
+rates = st.fixed_dictionaries(
+    {"rate": numbers, "max_work": numbers},
+    optional=shared_fields | {
+        "capacity": amounts, "burst": amounts, "max_debt": amounts, "stop_debt": amounts,
+        "mechanism": st.sampled_from(["work", "requests", "auto"]),
+        "steering": st.fixed_dictionaries({"initial": timeless | st.sampled_from(["C", "C/F"])}),
+        "reserve": st.fixed_dictionaries({"critical": reserves}),
+    },
+)  # fmt: skip
+quotas = st.fixed_dictionaries(
+    {"quota": st.fixed_dictionaries({"work": numbers, "period": st.just("day")})},
+    optional=shared_fields | {
+        "max_debt": timeless, "stop_debt": timeless, "reserve": st.fixed_dictionaries({"critical": timeless}),
+    },
+)  # fmt: skip
+
+
+@given(fields=rates | quotas, work=st.none() | st.just(0.0) | numbers)
+def test_whatever_a_policy_may_say_its_limit_can_be_asked(fields: dict[str, object], work: float | None) -> None:
+    """One that could not would keep every other policy from being in force, or spoil the calls it has a part in."""
+    found = Limit(read_policy({"name": "p", **fields}))
+    check_acquire(Acquire((want(found, {"operation": "read"}, work, Criticality.CRITICAL, START_US),)))
+
+
+def test_a_limit_so_high_that_it_is_none_needs_no_other_number_beside_it() -> None:
+    terms = Limit(read_policy({"name": "p", "rate": 1e15, "capacity": "1000d"})).terms
+    assert (terms.committed, terms.capacity, terms.debt_max) == (1e15, NUMBER_MAX, NUMBER_MAX)
 
 
 @pytest.mark.parametrize(
