@@ -70,6 +70,7 @@ class Engine:
         self.store_is_up = True
         """Whether it answered when it was last asked how it is."""
         self._lost = False
+        self._unusable: str | None = None
 
     async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
         """May this request go ahead?"""
@@ -143,6 +144,8 @@ class Engine:
         policy = self._facts.maxmemory_policy if self._facts else "noeviction"
         if policy != "noeviction":
             found.append(f"the store's maxmemory-policy is {policy}: it may evict buckets; set it to noeviction")
+        if self._unusable is not None:
+            found.append(f"the store's policies cannot be put in force, older ones still are: {self._unusable}")
         if self._lost:
             found.append("the store lost its policies and has begun anew: what no policy covers is not limited")
         return found
@@ -201,8 +204,12 @@ class Engine:
             log.error("the store lost its policies (revision %d after %d)", stored.revision, self._revision)
             if self._file.policies:
                 self._tasks.append(asyncio.create_task(self._put_back()))
-        self._revision = stored.revision
-        self._decider.enforce(stored.policies)
+        try:
+            self._decider.enforce(stored.policies)
+        except Exception as error:
+            self._unusable = f"{type(error).__name__}: {error}"
+            raise
+        self._revision, self._unusable = stored.revision, None
 
     async def _put_back(self) -> None:
         """Apply the file again, until it is done."""

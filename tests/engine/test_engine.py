@@ -11,7 +11,8 @@ import pytest
 from limiter.engine import Engine, open_engine
 from limiter.errors import UnknownReservation
 from limiter.model.contract import AcquireRequest, Decision, Granted, SettleRequest
-from limiter.model.policy import PolicyError, read_policy
+from limiter.model.policy import PolicyError, PolicySet, read_policy
+from limiter.planner import Planner
 from limiter.settings import Settings
 from tests.support.nodes import until
 from tests.support.servers import Server, running
@@ -75,6 +76,30 @@ async def test_p6_a_policy_put_at_one_node_is_live_at_the_others(valkey: Server)
         await until(lambda: one.policies.policies == [policy])
         await one.store.delete("reads", who="a test", expected=None)
         await until(lambda: other.policies.policies == [])
+
+
+async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_ones(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a node would find them that is older than who wrote them."""
+    unheard_of = read_policy({"name": "new", "match": {}, "rate": 7})
+
+    def refuse(planner: Planner, policies: PolicySet) -> None:
+        if unheard_of in policies.policies:
+            raise ValueError("unheard of")
+        start(planner, policies)
+
+    start = Planner.__init__
+    monkeypatch.setattr(Planner, "__init__", refuse)
+    async with running_engine(valkey.url) as engine:
+        await engine.store.put(unheard_of, who="a test", expected=None)
+        await until(lambda: bool(engine.warnings()))
+        assert engine.warnings() == [
+            "the store's policies cannot be put in force, older ones still are: ValueError: unheard of"
+        ]
+        assert engine.policies.policies == []
+        await engine.store.delete("new", who="a test", expected=None)
+        await until(lambda: not engine.warnings())
 
 
 def test_p1_an_invalid_policy_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
