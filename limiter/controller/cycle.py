@@ -340,11 +340,11 @@ def _row(
 ) -> Steer | None:
     """What is to be written of a bucket; None if nothing is."""
     cap, charge = moved.cap, moved.charge
-    if cap is not None and moved.counts_requests is None and abs(cap - record.rate) <= MOVE_MIN * record.rate:
+    if cap is not None and moved.requests_for is None and abs(cap - record.rate) <= MOVE_MIN * record.rate:
         cap = None
     if charge is not None and abs(charge - (record.charge or bucket.terms.limit.charge)) <= MOVE_MIN * charge:
         charge = None
-    if cap is None and charge is None and moved.counts_requests is None and order is None and not is_due:
+    if cap is None and charge is None and moved.requests_for is None and order is None and not is_due:
         return None
     state = bucket.packed() if is_due else None
-    return Steer(name, bucket.terms.limit.params(now_us), cap, charge, moved.counts_requests, None, 0, state, order)
+    return Steer(name, bucket.terms.limit.params(now_us), cap, charge, moved.requests_for, None, 0, state, order)
