@@ -11,7 +11,8 @@ ARGV[3]   rows          a row per bucket: the number of its row in params, what 
 RETURNS   one string: done or lost, now_us, then a status per bucket; limiter/store/layout.py reads it
 HOLDS     a stale owner changes nothing (P7); absolute values, so a repeat changes nothing more; what makes no sense is
           left as it was (P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
-          the balance is worth (R10); a bucket is made only to hold a share; what is not ours is left as it is ]]
+          the balance is worth (R10); a bucket is made only to hold a share; a row that sets nothing but a state leaves its
+          record alone; what is not ours is left as it is ]]
 
 -- #include lib/record.lua
 -- #include lib/lease.lua
@@ -107,6 +108,7 @@ end
 
 local params, records = unpack_params(ARGV[2]), read_records(KEYS, FIRST, count)
 local rows, at, statuses, states, state_keys, next_state = ARGV[3], 1, {}, {}, {}, FIRST + count
+local steered = {}  -- whose record has to be written: the state of most is kept without touching them
 for i = 1, count do
   local number
   number, sets, cap, charge, requests_for, share, share_for_us, at = unpack_struct('<HBddddd', rows, at)
@@ -123,7 +125,10 @@ for i = 1, count do
     records[i] = record
   end
   if record then
-    steer(record, term)
+    if sets ~= SETS_STATE and sets ~= 0 then
+      steer(record, term)
+      steered[i] = true
+    end
     statuses[i] = ROW_DONE
   else
     statuses[i] = record == nil and ROW_CORRUPT or ROW_ABSENT
@@ -133,7 +138,7 @@ end
 for i = 1, count do
   if statuses[i] == ROW_DONE then
     local ttl = ttl_ms(records[i], now_us)
-    call('SET', KEYS[FIRST + i - 1], pack_record(records[i]), 'PX', ttl)
+    if steered[i] then call('SET', KEYS[FIRST + i - 1], pack_record(records[i]), 'PX', ttl) end
     if states[i] then call('SET', state_keys[i], states[i], 'PX', ttl) end
   end
 end

@@ -119,6 +119,7 @@ def _steered(
         moments = smoothing.gather(moments, sample)
     if params.learning is not None:
         charge, learned = learning.step(record.charge, learned, moments, sample, params.learning)
+        charge = None if charge == record.charge else charge
     if params.cap is None or not 0 < record.committed < inf:
         moved = Moved(None, charge)
     elif params.is_auto:
@@ -131,7 +132,7 @@ def _steered(
         elif counts:
             moved = _begun_requests(load, moments, record, params.cap, counters.read_us, charge)
         else:
-            begun = _begun_charge(charge, load, params) if was_counted else charge
+            begun = _begun_charge(charge or record.charge, load, params) if was_counted else charge
             moved = Moved(None, begun, 0.0 if counted else None)
         if counts:
             moved = _lent(moved, record, lent_s)
@@ -163,10 +164,10 @@ def _lent(moved: Moved, record: Record, lent_s: float) -> Moved:
     return replace(moved, requests_for=lent)
 
 
-def _begun_charge(charge: float | None, load: Load, params: ControlParams) -> float | None:
+def _begun_charge(charge: float, load: Load, params: ControlParams) -> float | None:
     """The first charge of a bucket that counted requests: if costs have just jumped, what they jumped to."""
-    if charge is None or params.learning is None or load.work_per_request is None:
-        return charge
+    if params.learning is None or load.work_per_request is None:
+        return None
     return min(max(charge, load.work_per_request), params.learning.charge_max)
 
 
@@ -183,7 +184,8 @@ def _moved_cap(
     state: State, load: Load, record: Record, params: CapParams, now_us: float, charge: float | None
 ) -> Moved:
     rule, cap = steering.step(record.rate, load, params, committed=record.committed, was_set=state.was_set)
-    return Moved(cap, charge, None, _reason(load, record, now_us, rule, cap))
+    reason = _reason(load, record, now_us, rule, cap)
+    return Moved(None if cap == record.rate else cap, charge, None, reason)
 
 
 def _reason(load: Load, record: Record, now_us: float, rule: steering.Rule, cap: float) -> Reason:

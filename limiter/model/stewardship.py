@@ -63,6 +63,11 @@ class Steer(NamedTuple):
     overload: ShedOrder | None = None
     """Of a bucket whose policy has an `overload` block."""
 
+    @property
+    def only_keeps(self) -> bool:
+        """Whether there is at most a state to keep, and the bucket is left alone."""
+        return (self.cap, self.charge, self.requests_for, self.share, self.overload) == (None,) * 5
+
 
 class SteerStatus(IntEnum):
     """What came of it."""

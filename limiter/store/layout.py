@@ -83,6 +83,7 @@ _DONE, _LOST = 1, 3
 _NOTHING = math.nan
 """Stands where nothing is set; the scripts would not take it anyway."""
 
+_INF = math.inf
 _new_record = Record.__new__
 _SHARE_FIELDS = ("share", "share_until_us", "share_partitions")
 _APART = {"flags", "histogram", "shedding", "requests_until", *_SHARE_FIELDS}
@@ -215,15 +216,17 @@ def read_record(raw: bytes) -> Record | None:
     except ValueError:
         return None
     # Written so that NaN fails as well.
-    sound = (
-        -math.inf < record.balance <= record.capacity
-        and 0 < record.capacity < math.inf
-        and 0 < record.rate < math.inf
-        and record.updated_us > 0
-        and (0 < record.share <= 1 or record.share_partitions == 0)
-        and (record.shedding is None or is_sound(record.shedding, rate_max=RATE_MAX))
-    )
-    return record if sound else None
+    if not (-_INF < record.balance <= record.capacity < _INF and 0 < record.rate < _INF):
+        return None
+    if not (record.capacity > 0 and record.updated_us > 0):
+        return None
+    return record if raw[1] < _HAS_HISTOGRAM or _is_trailer_sound(record) else None
+
+
+def _is_trailer_sound(record: Record) -> bool:
+    if not (0 < record.share <= 1 or record.share_partitions == 0):
+        return False
+    return record.shedding is None or is_sound(record.shedding, rate_max=RATE_MAX)
 
 
 def pack_tombstone(mark: Tombstone) -> bytes:
