@@ -95,7 +95,9 @@ def bounded(cap: float, params: CapParams, *, committed: float) -> float:
     if cap < params.floor:
         cap = params.floor
     most = committed / params.smallest_work
-    return cap if cap < most else most
+    if cap > most:
+        cap = most
+    return cap
 
 
 def start(load: Load, params: CapParams, *, committed: float) -> float:
@@ -120,14 +122,18 @@ def step(cap: float, load: Load, params: CapParams, *, committed: float, was_set
     is_rejecting = load.rejection_rate >= REJECTION_RATE_MIN
     if above == 0 or (above < 0 and not is_rejecting):
         return "hold", bounded(cap, params, committed=committed)
-    cost = work_per_request if work_per_request > params.smallest_work else params.smallest_work
+    cost = work_per_request
+    if cost < params.smallest_work:
+        cost = params.smallest_work
     rule: Rule
     if above < 0:
         rule, after, most = "raise", cap - above / cost / params.raise_cycles, cap * STEP_MAX
-        after = after if after < most else most
+        if after > most:
+            after = most
     elif is_rejecting or was_set:
         rule, after, least = "lower", cap - above / cost / params.lower_cycles, cap / STEP_MAX
-        after = after if after > least else least
+        if after < least:
+            after = least
     else:
         rule, after = "set", params.safety * work_rate / cost
     return rule, bounded(after, params, committed=committed)
