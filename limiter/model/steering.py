@@ -70,7 +70,8 @@ class Reason(Value, frozen=True):
             case "start":
                 return f"{self.committed:.4g} units/s {cost} → {self.after:.3g} rps"
             case "hold":
-                return f"{self.work_rate:.4g} of {self.committed:.4g} units/s: stays at {self.after:.3g} rps"
+                each = f"{self.work_per_request:.3g} units/request"
+                return f"{self.work_rate:.4g} of {self.committed:.4g} units/s, {each}: stays at {self.after:.3g} rps"
 
 
 def cap_params(policy: Policy) -> CapParams:
