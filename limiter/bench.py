@@ -67,11 +67,15 @@ class Row:
         return median(self.figures)
 
 
+def _client(socket: str) -> redis.Redis:
+    return redis.Redis(unix_socket_path=socket, retry=Retry(NoBackoff(), 0), protocol=2)
+
+
 class ScriptBench:
     """Calls of the acquire script, as fast as one server takes them."""
 
     def __init__(self, socket: str) -> None:
-        self.client = redis.Redis(unix_socket_path=socket, retry=Retry(NoBackoff(), 0), protocol=2)
+        self.client = _client(socket)
         self.script = AcquireScript()
         self.client.script_load(self.script.source)
         self.prefix = Slot("bench").prefix
@@ -284,6 +288,17 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
     return [unbatched, distinct, hot, acquires, settles, alone, beside, memory, kept, *steered]
 
 
+async def measure_controller_alone(*, scale: float, console: Console) -> list[Row]:
+    """Only that part of it, in half a minute."""
+    with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
+        async with EmbeddedStore(Path(directory)) as store:
+            console.print(f"store: {store.facts}", style="dim")
+            link = await open_link(store.url)
+            rows = await measure_controller(_client(store.url.removeprefix("unix://")), link, scale=scale)
+            await link.aclose()
+    return rows
+
+
 async def measure_controller(client: redis.Redis, link: Link, *, scale: float) -> list[Row]:
     """What a cycle of the controller costs, of the tenth of a second that it may take."""
     tame_collector()  # as the controller does when it starts
@@ -336,9 +351,13 @@ def render_markdown(rows: list[Row]) -> str:
     return "\n".join(["| what | figure | against |", "|---|---:|---|", *lines])
 
 
-def main(*, rounds: int = 5, scale: float = 1.0, markdown: bool = False) -> bool:
+def main(*, rounds: int = 5, scale: float = 1.0, markdown: bool = False, controller: bool = False) -> bool:
     """Measure, print the table, and say whether every aim was reached."""
-    rows = uvloop.run(measure(rounds=rounds, scale=scale, console=Console(stderr=True)))
+    console = Console(stderr=True)
+    if controller:
+        rows = uvloop.run(measure_controller_alone(scale=scale, console=console))
+    else:
+        rows = uvloop.run(measure(rounds=rounds, scale=scale, console=console))
     if markdown:
         sys.stdout.write(render_markdown(rows) + "\n")
     else:

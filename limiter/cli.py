@@ -116,11 +116,12 @@ def new_api_key(
 @app.command()
 def bench(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    controller: Annotated[bool, typer.Option("--controller", help="Only the controller's cycle.")] = False,
 ) -> None:
     """Measure this machine: scripts, batcher, bytes per bucket, the controller's cycle."""
     from limiter.bench import main as measure  # the other commands do without it
 
-    if not measure(markdown=markdown):
+    if not measure(markdown=markdown, controller=controller):
         raise typer.Exit(1)
 
 

@@ -5,13 +5,14 @@ KEYS[2..] buckets       string records, see lib/record.lua; after them the contr
 ARGV[1]   head          now_us (0 = server clock; only tests send one), number of buckets, then the token: fence number
                         and owner
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
-ARGV[3]   rows          a row per bucket: the number of its row in params, what is set (bits), cap, charge, whether it is
-                        to count requests, share, share_for_us; where overload control is set: quality, overloaded,
+ARGV[3]   rows          a row per bucket: the number of its row in params, what is set (bits), cap, charge, work for
+                        which it is to count requests (0 = count work), share, share_for_us; where overload control is set: quality, overloaded,
                         and of each class the share refused, then the rate; where a state is set: its size, state
 RETURNS   one string: done or lost, now_us, then a status per bucket; limiter/store/layout.py reads it
 HOLDS     a stale owner changes nothing (P7); absolute values, so a repeat changes nothing more; what makes no sense is
           left as it was (P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
-          the balance is worth (R10); a bucket is made only to hold a share; what is not ours is left as it is ]]
+          the balance is worth (R10); a bucket is made only to hold a share; a row that sets nothing but a state leaves its
+          record alone; what is not ours is left as it is ]]
 
 -- #include lib/record.lua
 -- #include lib/lease.lua
@@ -30,7 +31,7 @@ end
 if read_lease(KEYS[1]) ~= string.sub(ARGV[1], token_at) then return pack_struct('<Bd', LOST, now_us) end
 
 -- The row at hand.
-local sets, cap, charge, counts_requests, share, share_for_us
+local sets, cap, charge, requests_for, share, share_for_us
 local order = {}  -- in the order of lib/record.lua, as far as the controller sets it
 
 local function gives_share(params)
@@ -52,13 +53,15 @@ end
 local function set_unit_and_cap(record, params)
   local sound_cap = is_cap_sound() and cap or nil
   local counts = has(record[FLAGS], COUNTS_REQUESTS)
-  local wanted = counts_requests == 1
-  if params.auto and has(sets, SETS_UNIT) and wanted ~= counts then
+  local lends = params.auto and has(sets, SETS_UNIT) and requests_for >= 0 and requests_for <= RATE_MAX
+  local wanted = requests_for > 0
+  if lends and wanted ~= counts then
     local flags = record[FLAGS] + (wanted and COUNTS_REQUESTS or -COUNTS_REQUESTS)
     recount(record, params, share_of(record, params, now_us), flags, wanted and sound_cap or nil)
   elseif sound_cap and counts then
     record[RATE] = sound_cap
   end
+  if lends then record[REQUESTS_UNTIL] = record[WORK_SETTLED] + requests_for end
 end
 
 -- Q4, S3, S4: one number that makes no sense leaves the others as they are. A class that was not limited begins with a
@@ -105,9 +108,10 @@ end
 
 local params, records = unpack_params(ARGV[2]), read_records(KEYS, FIRST, count)
 local rows, at, statuses, states, state_keys, next_state = ARGV[3], 1, {}, {}, {}, FIRST + count
+local steered = {}  -- whose record has to be written: the state of most is kept without touching them
 for i = 1, count do
   local number
-  number, sets, cap, charge, counts_requests, share, share_for_us, at = unpack_struct('<HBddBdd', rows, at)
+  number, sets, cap, charge, requests_for, share, share_for_us, at = unpack_struct('<HBddddd', rows, at)
   if has(sets, SETS_OVERLOAD) then
     for field = QUALITY, SHED_RATE + CLASSES - 1 do order[field], at = unpack_struct('<d', rows, at) end
   end
@@ -121,7 +125,10 @@ for i = 1, count do
     records[i] = record
   end
   if record then
-    steer(record, term)
+    if sets ~= SETS_STATE and sets ~= 0 then
+      steer(record, term)
+      steered[i] = true
+    end
     statuses[i] = ROW_DONE
   else
     statuses[i] = record == nil and ROW_CORRUPT or ROW_ABSENT
@@ -131,7 +138,7 @@ end
 for i = 1, count do
   if statuses[i] == ROW_DONE then
     local ttl = ttl_ms(records[i], now_us)
-    call('SET', KEYS[FIRST + i - 1], pack_record(records[i]), 'PX', ttl)
+    if steered[i] then call('SET', KEYS[FIRST + i - 1], pack_record(records[i]), 'PX', ttl) end
     if states[i] then call('SET', state_keys[i], states[i], 'PX', ttl) end
   end
 end

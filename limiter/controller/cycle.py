@@ -352,12 +352,12 @@ def _row(
     name: str, bucket: Bucket, record: Record, moved: Moved, order: ShedOrder | None, now_us: int, *, is_due: bool
 ) -> Steer | None:
     """What is to be written of a bucket; None if nothing is."""
-    cap, charge = moved.cap, moved.charge
-    if cap is not None and moved.counts_requests is None and abs(cap - record.rate) <= MOVE_MIN * record.rate:
+    cap, charge, requests_for = moved.cap, moved.charge, moved.requests_for
+    if cap is not None and requests_for is None and abs(cap - record.rate) <= MOVE_MIN * record.rate:
         cap = None
     if charge is not None and abs(charge - (record.charge or bucket.terms.limit.charge)) <= MOVE_MIN * charge:
         charge = None
-    if cap is None and charge is None and moved.counts_requests is None and order is None and not is_due:
+    if cap is None and charge is None and requests_for is None and order is None and not is_due:
         return None
     state = bucket.packed() if is_due else None
-    return Steer(name, bucket.terms.limit.params(now_us), cap, charge, moved.counts_requests, None, 0, state, order)
+    return Steer(name, bucket.terms.limit.params(now_us), cap, charge, requests_for, None, 0, state, order)

@@ -3,6 +3,7 @@
     balance = min(capacity, balance + elapsed · rate)      a rate bucket between two requests (W1)
     balance = capacity at the start of each window         a quota (P4)
     balance = balance · new rate / old rate                when it begins to count in another unit (R10)
+    unit    = requests while work settled < requests_until  an auto bucket; work from then on, until it is lent anew
     terms   = share · the policy's                         where partitions divide a limit (R9, B5)
 
 Both sides compute in float64 in the same order, so that a test can compare them bit for bit. The order of
@@ -46,7 +47,7 @@ class Flags(IntFlag):
     DIVIDED = 8
     """The limit is divided over partitions: params say the whole, each record holds a share of it."""
     AUTO = 16
-    """The record's own COUNTS_REQUESTS says how it counts, and only the controller changes that (R10)."""
+    """The record's own COUNTS_REQUESTS says how it counts; the controller lends that for some work at a time (R10)."""
     OVERLOAD = 32
     """The policy has an `overload` block: the record knows of classes (`limiter.model.shedding`)."""
     SHADOW = 64
@@ -159,6 +160,8 @@ class Record:
     """When that ends, and the bucket falls back to an equal part."""
     share_partitions: float = 0.0
     """Of how many partitions it was a part: with another number of them it means nothing."""
+    requests_until: float = 0.0
+    """The `work_settled` at which an auto bucket that counts requests counts work again, unless it is lent more."""
     shedding: Shedding | None = None
     """What overload control goes by, where the policy has any."""
 
@@ -301,9 +304,9 @@ def adopt(record: Record, params: Params, now_us: int) -> None:
 
 
 def _convert(record: Record, params: Params, now_us: int) -> None:
-    """Become the kind of bucket that the policy wants now. An auto bucket goes on counting as it counts."""
+    """Become the kind of bucket that the policy wants now. An auto bucket counts requests only while lent that."""
     before, flags = record.flags, params.flags & RECORD_FLAGS
-    if params.is_auto and before & KIND == Flags.COUNTS_REQUESTS:
+    if params.is_auto and before & KIND == Flags.COUNTS_REQUESTS and record.work_settled < record.requests_until:
         flags |= Flags.COUNTS_REQUESTS
     if (before ^ flags) & (Flags.HISTOGRAM | Flags.OVERLOAD):
         record.histogram = _no_latencies(params)
@@ -311,9 +314,22 @@ def _convert(record: Record, params: Params, now_us: int) -> None:
         record.shedding = _no_shedding(params)
     if (before ^ flags) & Flags.DIVIDED:
         record.share = record.share_until_us = record.share_partitions = 0.0
+    if (before ^ flags) & Flags.AUTO:
+        record.requests_until = 0.0
     if before & KIND != flags & KIND:
-        recount(record, params, share_of(record, params, now_us), flags)
+        share = share_of(record, params, now_us)
+        recount(record, params, share, flags)
+        if before & flags & Flags.AUTO:
+            _repay(record, params, share)
     record.flags = flags
+
+
+def _repay(record: Record, params: Params, share: float) -> None:
+    """What was settled beyond that for which requests could be counted is owed, as any other work (W5)."""
+    overrun = record.work_settled - record.requests_until
+    if overrun > 0:
+        _adopt_bounds(record, params, share)
+        record.balance -= collectable(record, overrun)
 
 
 def recount(record: Record, params: Params, share: float, flags: Flags, cap: float | None = None) -> None:

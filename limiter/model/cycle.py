@@ -5,6 +5,8 @@
 anchor    the first reading, or one that cannot be compared: begin from here, hold everything (P8)
 wait      nothing was done yet: hold, and let the sample grow, for at most WAIT_CYCLES_MAX cycles
 steer     smooth the sample (R1), then move the cap (R2–R6), the charge (W8) and the mechanism (R10)
+lend      an auto bucket counts requests for LENT_CYCLES' worth of work at the committed rate, lent anew when half of it
+          is done: costs that jump, or a controller that is gone, leave it counting work
 
 Waiting makes the cycle as long as a slow bucket needs: with two requests a second, samples of 100 ms would read 500, 0,
 0, 0, 0 units/s where one of 500 ms reads 100, and the cap would follow that noise.
@@ -29,6 +31,7 @@ from limiter.model.value import Value
 
 CYCLE_S = 0.1
 WAIT_CYCLES_MAX = 10.0
+LENT_CYCLES = 10.0
 
 
 class ControlParams(NamedTuple):
@@ -61,8 +64,8 @@ class Moved(Value, frozen=True):
 
     cap: float | None = None
     charge: float | None = None
-    counts_requests: bool | None = None
-    """Set only where the mechanism changes."""
+    requests_for: float | None = None
+    """An auto bucket is to count requests until so much more work was settled; 0 = it is to count work again."""
     reason: Reason | None = None
 
 
@@ -97,11 +100,17 @@ def step(
     cycles = sample.elapsed_s / cycle_s
     if cycles < WAIT_CYCLES_MAX and not sample.is_telling:
         return replace(state, is_waiting=True), HELD
-    return _steered(state, counters, sample, cycles, record, params)
+    return _steered(state, counters, sample, cycles, record, params, LENT_CYCLES * cycle_s)
 
 
 def _steered(
-    state: State, counters: Counters, sample: Sample, cycles: float, record: Record, params: ControlParams
+    state: State,
+    counters: Counters,
+    sample: Sample,
+    cycles: float,
+    record: Record,
+    params: ControlParams,
+    lent_s: float,
 ) -> tuple[State, Moved]:
     """Smooth a sample that tells something, and move what it speaks for."""
     load = smoothing.follow(state.load, sample, cycles=cycles)
@@ -110,18 +119,23 @@ def _steered(
         moments = smoothing.gather(moments, sample)
     if params.learning is not None:
         charge, learned = learning.step(record.charge, learned, moments, sample, params.learning)
+        charge = None if charge == record.charge else charge
     if params.cap is None or not 0 < record.committed < inf:
         moved = Moved(None, charge)
     elif params.is_auto:
         pace = mechanism.follow(pace, sample, cycles=cycles)
         counted = record.counts_requests
+        was_counted = counted or pace.is_suited  # in the second case, until what it was lent ended
         counts, pace = mechanism.step(pace, moments, counts_requests=counted, elapsed_s=sample.elapsed_s)
         if counted and counts:
             moved = _moved_cap(state, load, record, params.cap, counters.read_us, charge)
         elif counts:
             moved = _begun_requests(load, moments, record, params.cap, counters.read_us, charge)
         else:
-            moved = Moved(None, _begun_charge(charge, load, params), False) if counted else Moved(None, charge)
+            begun = _begun_charge(charge or record.charge, load, params) if was_counted else charge
+            moved = Moved(None, begun, 0.0 if counted else None)
+        if counts:
+            moved = _lent(moved, record, lent_s)
     else:
         moved = _moved_cap(state, load, record, params.cap, counters.read_us, charge)
     was_set = moved.reason is not None and moved.reason.rule in _UNREJECTED and not load.is_rejecting
@@ -142,10 +156,18 @@ def _rested(state: State, counters: Counters, since_us: float, cycle_s: float) -
     )
 
 
-def _begun_charge(charge: float | None, load: Load, params: ControlParams) -> float | None:
+def _lent(moved: Moved, record: Record, lent_s: float) -> Moved:
+    """Requests are counted for some work only, at the committed rate as much as this time allows."""
+    lent = record.committed * lent_s
+    if record.counts_requests and record.requests_until - record.work_settled >= lent / 2:
+        return moved
+    return replace(moved, requests_for=lent)
+
+
+def _begun_charge(charge: float, load: Load, params: ControlParams) -> float | None:
     """The first charge of a bucket that counted requests: if costs have just jumped, what they jumped to."""
-    if charge is None or params.learning is None or load.work_per_request is None:
-        return charge
+    if params.learning is None or load.work_per_request is None:
+        return None
     return min(max(charge, load.work_per_request), params.learning.charge_max)
 
 
@@ -155,14 +177,15 @@ def _begun_requests(
     """The first cap of a bucket that counted work: it goes by many requests, not only the last."""
     load = replace(load, work_per_request=moments.mean)
     cap = steering.start(load, params, committed=record.committed)
-    return Moved(cap, charge, True, _reason(load, record, now_us, "start", cap))
+    return Moved(cap, charge, None, _reason(load, record, now_us, "start", cap))
 
 
 def _moved_cap(
     state: State, load: Load, record: Record, params: CapParams, now_us: float, charge: float | None
 ) -> Moved:
     rule, cap = steering.step(record.rate, load, params, committed=record.committed, was_set=state.was_set)
-    return Moved(cap, charge, None, _reason(load, record, now_us, rule, cap))
+    reason = _reason(load, record, now_us, rule, cap)
+    return Moved(None if cap == record.rate else cap, charge, None, reason)
 
 
 def _reason(load: Load, record: Record, now_us: float, rule: steering.Rule, cap: float) -> Reason:

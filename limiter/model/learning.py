@@ -91,11 +91,14 @@ def step(
     if not sample.is_reported or sample.settles <= 0:
         return charge, learning
     wanted = target(moments, params)
-    if not isfinite(wanted):
+    off = wanted - charge
+    if not isfinite(off):
         return charge, learning
     error = smooth(learning.error, (sample.work / sample.settles - charge) / charge, ERROR_ALPHA)
-    margin = params.margin if params.margin >= 0 else -params.margin * charge
-    off_cycles = _off_cycles(learning.off_cycles, wanted - charge, margin)
+    margin = params.margin
+    if margin < 0:
+        margin *= -charge
+    off_cycles = 0 if -margin <= off <= margin else _off_cycles(learning.off_cycles, off)
     if is_first and off_cycles:
         charge = min(max(wanted, CHARGE_MIN), params.charge_max)
     elif off_cycles >= PATIENCE_CYCLES or off_cycles <= -PATIENCE_CYCLES:
@@ -103,9 +106,5 @@ def step(
     return charge, Learning(off_cycles, error)
 
 
-def _off_cycles(before: int, off: float, margin: float) -> int:
-    if off > margin:
-        return max(before, 0) + 1
-    if off < -margin:
-        return min(before, 0) - 1
-    return 0
+def _off_cycles(before: int, off: float) -> int:
+    return max(before, 0) + 1 if off > 0 else min(before, 0) - 1

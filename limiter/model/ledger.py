@@ -127,7 +127,8 @@ class Ledger:
             record = self.records[row.bucket] = fresh(row.params, now_us)
         if record is None:
             return SteerStatus.ABSENT
-        steer_bucket(record, row, now_us)
+        if not row.only_keeps:
+            steer_bucket(record, row, now_us)
         if row.state is not None:
             self.states[row.bucket] = row.state
         return SteerStatus.DONE

@@ -3,7 +3,8 @@
     variation = standard deviation ÷ mean
 
 work        few requests a second, or work that varies from request to request, or requests that come in bursts: at once
-requests    many, alike and evenly spread, and that for PATIENCE_S without a break
+requests    many, alike and evenly spread, and that for PATIENCE_S without a break; lent for some work at a time, see
+            `limiter.model.cycle`
 between     the thresholds lie apart: what is in force stays
 
 Work is the safe one: it debits what was done. So the way there is short and the way back is long.
@@ -38,6 +39,11 @@ class Pace(Value, frozen=True):
     """Mean square, less what chance alone makes of it: for requests independent of one another it is the square."""
     suits_requests_s: float = 0.0
     """For how long counting requests would have suited."""
+
+    @property
+    def is_suited(self) -> bool:
+        """Whether requests are counted, or would be if the controller had looked in time."""
+        return self.suits_requests_s >= PATIENCE_S
 
     @property
     def variation(self) -> float:
@@ -76,7 +82,8 @@ def step(pace: Pace, moments: Moments, *, counts_requests: bool, elapsed_s: floa
         stays = _stays_suited(pace, moments)
         return stays, pace if stays else Pace(pace.rate, pace.rate_squared)
     suits_requests_s = pace.suits_requests_s + elapsed_s if _is_suited(pace, moments) else 0.0
-    return suits_requests_s >= PATIENCE_S, Pace(pace.rate, pace.rate_squared, suits_requests_s)
+    pace = Pace(pace.rate, pace.rate_squared, suits_requests_s)
+    return pace.is_suited, pace
 
 
 def explain(pace: Pace, moments: Moments, *, counts_requests: bool) -> str:
@@ -92,6 +99,8 @@ def explain(pace: Pace, moments: Moments, *, counts_requests: bool) -> str:
         return f"work varies by {moments.variation:.2g} of its mean, more than {VARIATION_EVEN:.2g}"
     if pace.variation > VARIATION_EVEN:
         return f"requests come in bursts: their rate varies by {pace.variation:.2g}, more than {VARIATION_EVEN:.2g}"
+    if pace.is_suited:
+        return f"{rate} and alike, but more work was done than what they could be counted for: until the next look"
     return f"{rate} and alike for {pace.suits_requests_s:.1f} s; requests are counted after {PATIENCE_S:.1f} s"
 
 

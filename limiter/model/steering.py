@@ -18,7 +18,7 @@ from math import inf, isfinite
 from typing import Literal, NamedTuple
 
 from limiter.model.policy import Policy
-from limiter.model.smoothing import Load
+from limiter.model.smoothing import REJECTION_RATE_MIN, Load
 from limiter.model.value import Value
 
 STEP_MAX = 2.0
@@ -70,7 +70,8 @@ class Reason(Value, frozen=True):
             case "start":
                 return f"{self.committed:.4g} units/s {cost} → {self.after:.3g} rps"
             case "hold":
-                return f"{self.work_rate:.4g} of {self.committed:.4g} units/s: stays at {self.after:.3g} rps"
+                each = f"{self.work_per_request:.3g} units/request"
+                return f"{self.work_rate:.4g} of {self.committed:.4g} units/s, {each}: stays at {self.after:.3g} rps"
 
 
 def cap_params(policy: Policy) -> CapParams:
@@ -95,7 +96,9 @@ def bounded(cap: float, params: CapParams, *, committed: float) -> float:
     if cap < params.floor:
         cap = params.floor
     most = committed / params.smallest_work
-    return min(cap, most)
+    if cap > most:
+        cap = most
+    return cap
 
 
 def start(load: Load, params: CapParams, *, committed: float) -> float:
@@ -116,15 +119,22 @@ def step(cap: float, load: Load, params: CapParams, *, committed: float, was_set
     work_rate, work_per_request = load.work_rate, load.work_per_request
     if work_rate is None or work_per_request is None or not isfinite(work_rate + work_per_request):
         return "hold", bounded(cap, params, committed=committed)
-    cost = max(work_per_request, params.smallest_work)
     above = work_rate - committed
-    rule: Rule = "hold"
-    after = cap
-    is_rejecting = load.is_rejecting
-    if above > 0 and not is_rejecting and not was_set:
+    is_rejecting = load.rejection_rate >= REJECTION_RATE_MIN
+    if above == 0 or (above < 0 and not is_rejecting):
+        return "hold", bounded(cap, params, committed=committed)
+    cost = work_per_request
+    if cost < params.smallest_work:
+        cost = params.smallest_work
+    rule: Rule
+    if above < 0:
+        rule, after, most = "raise", cap - above / cost / params.raise_cycles, cap * STEP_MAX
+        if after > most:
+            after = most
+    elif is_rejecting or was_set:
+        rule, after, least = "lower", cap - above / cost / params.lower_cycles, cap / STEP_MAX
+        if after < least:
+            after = least
+    else:
         rule, after = "set", params.safety * work_rate / cost
-    elif above > 0:
-        rule, after = "lower", max(cap - above / cost / params.lower_cycles, cap / STEP_MAX)
-    elif above < 0 and is_rejecting:
-        rule, after = "raise", min(cap - above / cost / params.raise_cycles, cap * STEP_MAX)
     return rule, bounded(after, params, committed=committed)

@@ -53,8 +53,8 @@ class Steer(NamedTuple):
     """Requests a second of a bucket that counts requests."""
     charge: float | None = None
     """The learned charge (W8)."""
-    counts_requests: bool | None = None
-    """How an auto bucket is to count from now on (R10)."""
+    requests_for: float | None = None
+    """How an auto bucket is to count from now on (R10): requests until so much more work was settled; 0 = work."""
     share: float | None = None
     """Part of a divided rate limit. A quota's division stays: what one part has used cannot be taken back."""
     share_for_us: int = 0
@@ -62,6 +62,11 @@ class Steer(NamedTuple):
     """What the controller wants to find again, kept as long as the bucket."""
     overload: ShedOrder | None = None
     """Of a bucket whose policy has an `overload` block."""
+
+    @property
+    def only_keeps(self) -> bool:
+        """Whether there is at most a state to keep, and the bucket is left alone."""
+        return (self.cap, self.charge, self.requests_for, self.share, self.overload) == (None,) * 5
 
 
 class SteerStatus(IntEnum):
@@ -120,8 +125,13 @@ def _caps_only(record: Record, steer: Steer) -> bool:
 def _set_unit_and_cap(record: Record, steer: Steer, now_us: int) -> None:
     params = steer.params
     cap = steer.cap if steer.cap is not None and 0 < steer.cap <= RATE_MAX else None
-    if params.is_auto and steer.counts_requests not in (None, record.counts_requests):
+    requests_for = steer.requests_for
+    if requests_for is not None and not (params.is_auto and 0 <= requests_for <= RATE_MAX):
+        requests_for = None
+    if requests_for is not None and (requests_for > 0) != record.counts_requests:
         share = share_of(record, params, now_us)
-        recount(record, params, share, record.flags ^ Flags.COUNTS_REQUESTS, cap=cap if steer.counts_requests else None)
+        recount(record, params, share, record.flags ^ Flags.COUNTS_REQUESTS, cap=cap if requests_for else None)
     elif cap is not None and record.flags & KIND == Flags.COUNTS_REQUESTS:
         record.rate = cap
+    if requests_for is not None:
+        record.requests_until = record.work_settled + requests_for

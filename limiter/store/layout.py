@@ -39,6 +39,7 @@ _RECORD = Struct("<BB19d")
 _HISTOGRAMS = {classes: Struct(f"<{HISTOGRAM_STEPS * classes}d") for classes in (1, len(CLASSES))}
 """One histogram, or one for each class."""
 _SHARE = Struct("<3d")
+_REQUESTS_UNTIL = Struct("<d")
 _SHEDDING = Struct("<28d")
 _PARAMS = Struct("<B11d")
 _HEAD = Struct("<ddH")
@@ -64,7 +65,7 @@ _ACCOUNTED = Struct("<dd")
 
 _FENCE = Struct("<d")
 _STEER_HEAD = Struct("<dH")
-_STEER = Struct("<HBddBdd")
+_STEER = Struct("<HB5d")
 _STEER_OVERLOAD = Struct("<10d")
 _STATE = Struct("<I")
 
@@ -82,14 +83,16 @@ _DONE, _LOST = 1, 3
 _NOTHING = math.nan
 """Stands where nothing is set; the scripts would not take it anyway."""
 
+_INF = math.inf
 _new_record = Record.__new__
 _SHARE_FIELDS = ("share", "share_until_us", "share_partitions")
-_APART = {"flags", "histogram", "shedding", *_SHARE_FIELDS}
+_APART = {"flags", "histogram", "shedding", "requests_until", *_SHARE_FIELDS}
 _FIELDS = tuple(name for name in Record.__dataclass_fields__ if name not in _APART)
 _FLAGS = tuple(Flags(bits) for bits in range(RECORD_FLAGS + 1))
 # Asking an enum, record by record, is dear.
-_HAS_HISTOGRAM, _HAS_SHARE, _HAS_SHEDDING = int(Flags.HISTOGRAM), int(Flags.DIVIDED), int(Flags.OVERLOAD)
-_HAS_TRAILER = _HAS_HISTOGRAM | _HAS_SHARE | _HAS_SHEDDING
+_HAS_HISTOGRAM, _HAS_SHARE, _IS_AUTO = int(Flags.HISTOGRAM), int(Flags.DIVIDED), int(Flags.AUTO)
+_HAS_SHEDDING = int(Flags.OVERLOAD)
+_HAS_TRAILER = _HAS_HISTOGRAM | _HAS_SHARE | _IS_AUTO | _HAS_SHEDDING
 
 
 def _classes(flags: int) -> int:
@@ -100,7 +103,8 @@ def _classes(flags: int) -> int:
 def _size(flags: int) -> int:
     histogram = _HISTOGRAMS[_classes(flags)].size if flags & _HAS_HISTOGRAM else 0
     share = _SHARE.size if flags & _HAS_SHARE else 0
-    return _RECORD.size + histogram + share + (_SHEDDING.size if flags & _HAS_SHEDDING else 0)
+    until = _REQUESTS_UNTIL.size if flags & _IS_AUTO else 0
+    return _RECORD.size + histogram + share + until + (_SHEDDING.size if flags & _HAS_SHEDDING else 0)
 
 
 _SIZES = tuple(map(_size, range(RECORD_FLAGS + 1)))
@@ -130,6 +134,8 @@ def pack_record(record: Record) -> bytes:
         packed += _HISTOGRAMS[_classes(record.flags)].pack(*record.histogram)
     if Flags.DIVIDED in record.flags:
         packed += _SHARE.pack(record.share, record.share_until_us, record.share_partitions)
+    if Flags.AUTO in record.flags:
+        packed += _REQUESTS_UNTIL.pack(record.requests_until)
     if record.shedding is not None:
         packed += _pack_shedding(record.shedding)
     return packed
@@ -148,7 +154,7 @@ def unpack_record(raw: bytes) -> Record:
         record.uncollected,
     ) = _RECORD.unpack_from(raw)  # fmt: skip
     record.flags, record.histogram, record.shedding = _FLAGS[flags], [], None
-    record.share = record.share_until_us = record.share_partitions = 0.0
+    record.share = record.share_until_us = record.share_partitions = record.requests_until = 0.0
     if flags & _HAS_TRAILER:
         _unpack_trailers(record, flags, raw)
     return record
@@ -164,6 +170,9 @@ def _unpack_trailers(record: Record, flags: int, raw: bytes) -> None:
     if flags & _HAS_SHARE:
         record.share, record.share_until_us, record.share_partitions = _SHARE.unpack_from(raw, at)
         at += _SHARE.size
+    if flags & _IS_AUTO:
+        (record.requests_until,) = _REQUESTS_UNTIL.unpack_from(raw, at)
+        at += _REQUESTS_UNTIL.size
     if flags & _HAS_SHEDDING:
         record.shedding = _unpack_shedding(raw, at)
 
@@ -207,15 +216,17 @@ def read_record(raw: bytes) -> Record | None:
     except ValueError:
         return None
     # Written so that NaN fails as well.
-    sound = (
-        -math.inf < record.balance <= record.capacity
-        and 0 < record.capacity < math.inf
-        and 0 < record.rate < math.inf
-        and record.updated_us > 0
-        and (0 < record.share <= 1 or record.share_partitions == 0)
-        and (record.shedding is None or is_sound(record.shedding, rate_max=RATE_MAX))
-    )
-    return record if sound else None
+    if not (-_INF < record.balance <= record.capacity < _INF and 0 < record.rate < _INF):
+        return None
+    if not (record.capacity > 0 and record.updated_us > 0):
+        return None
+    return record if raw[1] < _HAS_HISTOGRAM or _is_trailer_sound(record) else None
+
+
+def _is_trailer_sound(record: Record) -> bool:
+    if not (0 < record.share <= 1 or record.share_partitions == 0):
+        return False
+    return record.shedding is None or is_sound(record.shedding, rate_max=RATE_MAX)
 
 
 def pack_tombstone(mark: Tombstone) -> bytes:
@@ -436,19 +447,19 @@ def pack_steers(rows: Sequence[Steer], lease: Lease, *, now_us: int) -> list[byt
     """ARGV of steer.lua."""
     params: dict[bytes, int] = {}
     parts: list[bytes] = []
-    for _, terms, cap, charge, counts_requests, share, share_for_us, state, overload in rows:
+    for _, terms, cap, charge, requests_for, share, share_for_us, state, overload in rows:
         parts.append(
             _STEER.pack(
                 params.setdefault(pack_params(terms), len(params) + 1),
                 _SETS_CAP * (cap is not None)
                 | _SETS_CHARGE * (charge is not None)
-                | _SETS_UNIT * (counts_requests is not None)
+                | _SETS_UNIT * (requests_for is not None)
                 | _SETS_SHARE * (share is not None)
                 | _SETS_STATE * (state is not None)
                 | _SETS_OVERLOAD * (overload is not None),
                 _NOTHING if cap is None else cap,
                 _NOTHING if charge is None else charge,
-                bool(counts_requests),
+                _NOTHING if requests_for is None else requests_for,
                 _NOTHING if share is None else share,
                 share_for_us,
             )

@@ -75,5 +75,5 @@ class Bucket:
         record = self.record
         assert record is not None
         params = self._limit.params(now_us)
-        steer = Steer("b", params, cap=moved.cap, charge=moved.charge, counts_requests=moved.counts_requests)
+        steer = Steer("b", params, cap=moved.cap, charge=moved.charge, requests_for=moved.requests_for)
         steer_bucket(record, steer, now_us)

@@ -1,7 +1,7 @@
 --[[ record: the live state of one bucket, kept as one string.
 Layout: version byte, flags byte, 19 little-endian float64 fields, then a latency histogram where the policy needs
 one (with overload control one for each class), then the share of a bucket whose limit is divided over partitions,
-then what overload control goes by. Everything stays float64: nothing passes through text, so the model in
+then until when an auto bucket may count requests, then what overload control goes by. Everything stays float64: nothing passes through text, so the model in
 limiter/model/bucket.py and shedding.py, doing the same operations in the same order, agrees to the bit.
 limiter/store/layout.py packs the same bytes. ]]
 
@@ -25,16 +25,17 @@ local HISTOGRAM = 22   -- raw counts, '' where the policy needs none
 local SHARE = 23       -- B5: part of a divided limit, as the controller gave it; only records of divided limits have it
 local SHARE_UNTIL = 24       -- us, when that ends and the bucket falls back to an equal part
 local SHARE_PARTITIONS = 25  -- of how many partitions it was a part: with another number of them it means nothing
-local SHEDDING = 26    -- table: overload control; only records of policies with an `overload` block have it
+local REQUESTS_UNTIL = 26    -- R10: WORK_SETTLED at which an auto bucket counts work again; only auto records have it
+local SHEDDING = 27    -- table: overload control; only records of policies with an `overload` block have it
 local WINDOW_END, WINDOW_START = RATE, COMMITTED  -- a quota has a window where a rate bucket has rates (us)
 
 local LAYOUT = 1
 local FIELDS = '<BB' .. string.rep('d', 19)
 local SIZE = 2 + 19 * 8
-local SHARE_SIZE = 24
+local SHARE_SIZE, REQUESTS_UNTIL_SIZE = 24, 8
 local QUOTA, COUNTS_REQUESTS, HAS_HISTOGRAM = 1, 2, 4  -- flag bits a record shares with its params
 local DIVIDED = 8      -- the limit is divided over partitions: params say the whole, the record holds a share
-local AUTO = 16        -- R10: the record's own COUNTS_REQUESTS says how it counts; only steer.lua changes that
+local AUTO = 16        -- R10: the record's own COUNTS_REQUESTS says how it counts; steer.lua lends it for some work
 local OVERLOAD = 32    -- the highest bit that a record keeps: flags >= OVERLOAD means that it is set
 local SHADOW = 64      -- P11: of params only
 
@@ -137,7 +138,7 @@ end
 
 local function fresh_record(params, now_us)
   local record = { LAYOUT, params.flags, now_us, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    no_latencies(params), 0, 0, 0, params.overload and no_shedding() or nil }
+    no_latencies(params), 0, 0, 0, 0, params.overload and no_shedding() or nil }
   local share = share_of(record, params, now_us)
   begin_terms(record, params, share)
   adopt_bounds(record, params, share)
@@ -165,7 +166,9 @@ local function unpack_rest(record, raw, size)
   local flags, at = record[FLAGS], SIZE
   local with_histogram, divided, overload = has(flags, HAS_HISTOGRAM), has(flags, DIVIDED), has(flags, OVERLOAD)
   local histogram_size = with_histogram and HISTOGRAM_SIZE * (overload and CLASSES or 1) or 0
-  if size ~= SIZE + histogram_size + (divided and SHARE_SIZE or 0) + (overload and SHEDDING_SIZE or 0) then
+  local auto = has(flags, AUTO)
+  if size ~= SIZE + histogram_size + (divided and SHARE_SIZE or 0) + (auto and REQUESTS_UNTIL_SIZE or 0)
+    + (overload and SHEDDING_SIZE or 0) then
     return false
   end
   record[HISTOGRAM] = string.sub(raw, at + 1, at + histogram_size)
@@ -174,6 +177,7 @@ local function unpack_rest(record, raw, size)
     record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS], at = unpack_struct('<ddd', raw, at)
     if not (record[SHARE] > 0 and record[SHARE] <= 1 or record[SHARE_PARTITIONS] == 0) then return false end
   end
+  if auto then record[REQUESTS_UNTIL], at = unpack_struct('<d', raw, at) end
   if not overload then return true end
   record[SHEDDING] = { unpack_struct(SHEDDING_FIELDS, raw, at) }
   return is_sound(record[SHEDDING])
@@ -203,6 +207,7 @@ local function pack_record(record)
   if has(record[FLAGS], DIVIDED) then
     packed = packed .. pack_struct('<ddd', record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS])
   end
+  if has(record[FLAGS], AUTO) then packed = packed .. pack_struct('<d', record[REQUESTS_UNTIL]) end
   if record[FLAGS] < OVERLOAD then return packed end
   return packed .. pack_struct(SHEDDING_FIELDS, unpack(record[SHEDDING], 1, SHEDDING_COUNT))
 end
@@ -273,10 +278,28 @@ local function recount(record, params, share, flags, cap)
   record[BALANCE] = balance > -RATE_MAX and balance or -RATE_MAX
 end
 
--- The kind of bucket that a policy wants now. An auto bucket goes on counting as it counts.
+-- What a debit of this size can still take before the debt reaches its bound (W5).
+local function collectable(record, amount)
+  local room = record[BALANCE] + record[DEBT_MAX]
+  if not (room > 0) then room = 0 end  -- not even minus zero
+  if amount > room then return room end
+  return amount
+end
+
+-- R10: what was settled beyond that for which requests could be counted is owed, as any other work (W5).
+local function repay(record, params, share)
+  local overrun = record[WORK_SETTLED] - record[REQUESTS_UNTIL]
+  if overrun > 0 then
+    adopt_bounds(record, params, share)
+    record[BALANCE] = record[BALANCE] - collectable(record, overrun)
+  end
+end
+
+-- The kind of bucket that a policy wants now. An auto bucket counts requests only for as much work as it was lent that.
 local function convert(record, params, now_us)
   local before, flags = record[FLAGS], params.flags
-  if params.auto and before % HAS_HISTOGRAM == COUNTS_REQUESTS then flags = flags + COUNTS_REQUESTS end
+  if params.auto and before % HAS_HISTOGRAM == COUNTS_REQUESTS
+    and record[WORK_SETTLED] < (record[REQUESTS_UNTIL] or 0) then flags = flags + COUNTS_REQUESTS end
   if before == flags then return end
   local overload = before >= OVERLOAD
   if has(before, HAS_HISTOGRAM) ~= params.histogram or overload ~= params.overload then
@@ -286,8 +309,11 @@ local function convert(record, params, now_us)
   if has(before, DIVIDED) ~= params.divided then
     record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS] = 0, 0, 0
   end
+  if has(before, AUTO) ~= params.auto then record[REQUESTS_UNTIL] = 0 end
   if before % HAS_HISTOGRAM ~= flags % HAS_HISTOGRAM then
-    recount(record, params, share_of(record, params, now_us), flags)
+    local share = share_of(record, params, now_us)
+    recount(record, params, share, flags)
+    if params.auto and has(before, AUTO) then repay(record, params, share) end
   end
   record[FLAGS] = flags
 end
@@ -325,14 +351,6 @@ local function advance(record, params, now_us)
   refill(record, now_us)
   if params.quota and has(record[FLAGS], QUOTA) then roll(record, params, stepped_back) end
   adopt(record, params, now_us)
-end
-
--- What a debit of this size can still take before the debt reaches its bound (W5).
-local function collectable(record, amount)
-  local room = record[BALANCE] + record[DEBT_MAX]
-  if not (room > 0) then room = 0 end  -- not even minus zero
-  if amount > room then return room end
-  return amount
 end
 
 -- A bucket that would be full again tells nothing: it may go then, but not before it has been idle a while, nor before

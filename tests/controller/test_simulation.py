@@ -18,22 +18,25 @@ from loadtest.simulation.world import LATENCY_S, Point, Run, simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHANGE_S = 20.0
+SEEDS = (1, 2, 3)
 TOLERANCE = 0.02
 """How much worse than the better fixed mechanism `auto` may be, as a share of the possible work …"""
-EXCESS = 0.1
-"""… and how much more above the limit it may admit: counting requests, it sees a jump in cost two cycles late."""
+EXCESS = 0.025
+"""… and how much more above the limit it may admit: counting requests, a jump in cost is not debited at once."""
 
 pytestmark = pytest.mark.slow
 
 
 @cache
-def run(workload: str, mechanism: Mechanism) -> Run:
-    return simulate(WORKLOADS[workload], mechanism)
+def run(workload: str, mechanism: Mechanism, seed: int = 1) -> Run:
+    return simulate(WORKLOADS[workload], mechanism, seed=seed)
 
 
 @cache
 def scored(workload: str, mechanism: Mechanism) -> Score:
-    return score(run(workload, mechanism), committed=COMMITTED, capacity=COMMITTED)
+    """Of a few runs together: one alone may hang on whether a request of hundreds of units came early or late."""
+    runs = [score(run(workload, mechanism, seed), committed=COMMITTED, capacity=COMMITTED) for seed in SEEDS]
+    return Score(*map(sum, zip(*runs, strict=True)))
 
 
 def points(workload: str, mechanism: Mechanism, tenant: str = "a", *, from_s: float = 0.0) -> list[Point]:
@@ -102,14 +105,14 @@ def test_a_flood_that_rejects_nothing_does_not_stay_above_the_limit() -> None:
     assert max(work_rates(points("steady-large", Mechanism.REQUESTS, from_s=5.0))[10:]) <= 1.5 * COMMITTED
 
 
-@pytest.mark.parametrize("workload", [name for name in WORKLOADS if name != "paused-cost"])
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_r10_auto_is_as_good_as_the_better_mechanism(workload: str) -> None:
     """Work within the limit, less work above it."""
-    auto = scored(workload, Mechanism.AUTO)
-    better = max((scored(workload, one) for one in (Mechanism.WORK, Mechanism.REQUESTS)), key=lambda one: one.worth)
+    auto, *fixed = (scored(workload, one) for one in (Mechanism.AUTO, Mechanism.WORK, Mechanism.REQUESTS))
+    better = max(fixed, key=lambda one: one.worth)
     assert auto.used >= better.used - TOLERANCE
     assert auto.excess <= better.excess + EXCESS
-    assert auto.worth >= better.worth - 2.5 * TOLERANCE
+    assert auto.worth >= better.worth - TOLERANCE
 
 
 @pytest.mark.parametrize("workload", list(WORKLOADS))
@@ -139,20 +142,37 @@ def test_g2_a_tenant_that_floods_its_limit_never_hurts_another(mechanism: Mechan
     assert sum(point.refused for point in watched) <= 0.01 * sum(point.requests for point in watched)
 
 
-@pytest.mark.parametrize("mechanism", Mechanism)
+def asleep(workload: str, mechanism: Mechanism) -> list[Point]:
+    return [point for point in points(workload, mechanism) if 20.1 < point.at_s < 25.0]
+
+
+@pytest.mark.parametrize("mechanism", [Mechanism.WORK, Mechanism.REQUESTS])
 def test_p7_while_the_controller_sleeps_what_it_left_stays_in_force(mechanism: Mechanism) -> None:
-    asleep = [point for point in points("paused", mechanism) if 20.1 < point.at_s < 25.0]
-    assert len({(point.counts_requests, point.charge, repr(point.cap)) for point in asleep}) == 1
+    left = {(point.counts_requests, point.charge, repr(point.cap)) for point in asleep("paused", mechanism)}
+    assert len(left) == 1
     assert scored("paused", mechanism).excess < 0.001
+
+
+def test_p7_while_the_controller_sleeps_auto_counts_work() -> None:
+    """It counts requests for a second's work at a time, and again once the controller has woken."""
+    counted = [point.counts_requests for point in asleep("paused", Mechanism.AUTO)]
+    assert counted[0]
+    assert not any(counted[20:])
+    assert points("paused", Mechanism.AUTO, from_s=25.5)[0].counts_requests
+    assert scored("paused", Mechanism.AUTO).excess < 0.001
 
 
 def test_p7_costs_that_rise_while_the_controller_sleeps_are_caught_when_it_wakes() -> None:
     """The worst case of counting requests: nobody looks while they cost ten times as much. Work is not affected."""
     assert scored("paused-cost", Mechanism.WORK).excess < 0.05
-    for mechanism in (Mechanism.REQUESTS, Mechanism.AUTO):
-        asleep = work_rates([point for point in points("paused-cost", mechanism) if 20 < point.at_s <= 25])
-        assert max(asleep) <= 10 * COMMITTED * 1.1, "never more than the cap, at the new cost"
-        assert max(work_rates(points("paused-cost", mechanism, from_s=26.5))[10:]) <= 1.5 * COMMITTED
+    rates = work_rates(asleep("paused-cost", Mechanism.REQUESTS))
+    assert max(rates) <= 10 * COMMITTED * 1.1, "never more than the cap, at the new cost"
+    assert max(work_rates(points("paused-cost", Mechanism.REQUESTS, from_s=26.5))[10:]) <= 1.5 * COMMITTED
+
+
+def test_p7_auto_needs_no_controller_to_see_that_costs_rise() -> None:
+    assert not any(point.counts_requests for point in asleep("paused-cost", Mechanism.AUTO)[2:])
+    assert max(work_rates(asleep("paused-cost", Mechanism.AUTO)[10:])[10:]) <= 1.5 * COMMITTED
 
 
 def test_p8_half_the_samples_lost_still_settle() -> None:

@@ -124,7 +124,7 @@ def steers(draw: st.DrawFn, bucket: str, terms: Params) -> Steer:
         terms,
         cap=draw(st.one_of(st.none(), rates, rates, senseless)),
         charge=draw(st.one_of(st.none(), amounts, senseless)),
-        counts_requests=draw(st.sampled_from([None, True, True, False])),
+        requests_for=draw(st.one_of(st.none(), amounts, st.just(1e6), st.just(0.0), senseless)),
         share=draw(st.one_of(st.none(), st.floats(0.01, 1), st.floats(0.01, 1), senseless)),
         share_for_us=draw(st.sampled_from([1_000_000, 10_000_000, 100_000_000, 3_600_000_000, 0, 4_000_000_000])),
         state=draw(st.sampled_from([None, b"", b"state\0of\nmind"])),

@@ -54,12 +54,14 @@ sheddings = st.builds(
     records,
     st.none() | st.lists(fields, min_size=HISTOGRAM_STEPS, max_size=HISTOGRAM_STEPS),
     st.none() | st.tuples(fields, fields, fields),
+    st.none() | fields,
     st.none() | sheddings,
 )
 def test_a_record_comes_back_as_it_was(
     record: Record,
     histogram: list[float] | None,
     share: tuple[float, float, float] | None,
+    requests_until: float | None,
     shedding: Shedding | None,
 ) -> None:
     classes = 1
@@ -72,17 +74,22 @@ def test_a_record_comes_back_as_it_was(
     if share is not None:
         record.flags |= Flags.DIVIDED
         record.share, record.share_until_us, record.share_partitions = share
+    if requests_until is not None:
+        record.flags |= Flags.AUTO
+        record.requests_until = requests_until
     raw = layout.pack_record(record)
     assert layout.unpack_record(raw) == record
     histograms = 8 * HISTOGRAM_STEPS * classes * (histogram is not None)
-    assert len(raw) == 154 + histograms + 24 * (share is not None) + 224 * (shedding is not None)
+    trailers = 24 * (share is not None) + 8 * (requests_until is not None) + 224 * (shedding is not None)
+    assert len(raw) == 154 + histograms + trailers
 
 
 @pytest.mark.parametrize(
     "raw",
     [
         b"", b"\1", b"\2" + bytes(153), b"\1" + bytes(152), b"\1" + bytes(154),
-        b"\1\x04" + bytes(152), b"\1\x08" + bytes(152), b"\1\x20" + bytes(152), b"\1\x0c" + bytes(152 + 24),
+        b"\1\x04" + bytes(152), b"\1\x08" + bytes(152), b"\1\x10" + bytes(152), b"\1\x20" + bytes(152),
+        b"\1\x0c" + bytes(152 + 24),
     ],
 )  # fmt: skip
 def test_other_bytes_are_no_record(raw: bytes) -> None:
@@ -127,7 +134,9 @@ def test_fields_stand_in_the_same_order() -> None:
     shares = [RECORD[name] for name in ("SHARE", "SHARE_UNTIL", "SHARE_PARTITIONS")]
     assert shares == [4 + len(layout._FIELDS) + at for at in range(len(layout._SHARE_FIELDS))]
     assert RECORD["SHARE_SIZE"] == layout._SHARE.size
-    assert RECORD["SHEDDING"] == RECORD["SHARE_PARTITIONS"] + 1
+    assert RECORD["REQUESTS_UNTIL_SIZE"] == layout._REQUESTS_UNTIL.size
+    assert RECORD["REQUESTS_UNTIL"] == RECORD["SHARE_PARTITIONS"] + 1
+    assert RECORD["SHEDDING"] == RECORD["REQUESTS_UNTIL"] + 1
     assert (RECORD["VERSION"], RECORD["FLAGS"], RECORD["LAYOUT"]) == (1, 2, layout.VERSION)
 
 

@@ -42,6 +42,8 @@ OWNER = b"controller"
 
 AUTO = replace(work_terms(rate=100, capacity=50), flags=Flags.AUTO, cap=30.0, burst_s=0.1)
 """Half a second's work, or a tenth of a second's requests, but at least one."""
+MUCH = 1e9
+"""More work than any of these tests settles."""
 
 
 @pytest.fixture(params=["model", "scripts"])
@@ -68,7 +70,7 @@ def steer(ledger: Decides, row: Steer, now_us: int = START_US) -> SteerStatus:
 def flip(
     ledger: Decides, terms: Params, *, to_requests: bool, cap: float | None = None, now_us: int = START_US
 ) -> None:
-    row = Steer(BUCKET, terms, counts_requests=to_requests, cap=cap)
+    row = Steer(BUCKET, terms, requests_for=MUCH if to_requests else 0.0, cap=cap)
     assert steer(ledger, row, now_us) is SteerStatus.DONE
 
 
@@ -132,6 +134,51 @@ def test_r10_a_fresh_auto_bucket_counts_work_and_only_the_controller_changes_tha
     assert acquire(ledger, ask(AUTO, charge=7), START_US + HOUR_US).buckets[0].in_requests, "it stays so"
 
 
+@pytest.mark.parametrize("beyond", [0, 1, 30])
+def test_r10_an_auto_bucket_counts_requests_for_as_much_work_as_it_was_lent_that(
+    ledger: Decides, beyond: float
+) -> None:
+    """Without a controller it counts work again, and owes what was done beyond."""
+    acquire(ledger, ask(AUTO, charge=50))
+    steer(ledger, Steer(BUCKET, AUTO, requests_for=40.0, cap=10.0))
+    later_us = START_US + 100 * MS_US
+    settle(ledger, done(reserve(ledger, ask(AUTO), later_us, name="r1"), 39), later_us)
+    assert look(ledger, AUTO, later_us) == 0
+    assert record_of(ledger).counts_requests
+    later_us += 100 * MS_US
+    settle(ledger, done(reserve(ledger, ask(AUTO), later_us, name="r2"), 1 + beyond), later_us)
+    assert look(ledger, AUTO, later_us) == -beyond
+    assert not acquire(ledger, ask(AUTO), later_us).buckets[0].in_requests
+    assert (record_of(ledger).rate, record_of(ledger).capacity) == (100, 50)
+
+
+def test_r10_what_is_owed_beyond_the_loan_is_bounded_like_any_debt(ledger: Decides) -> None:
+    terms = replace(AUTO, debt_max=25.0)
+    acquire(ledger, ask(terms, charge=50))
+    steer(ledger, Steer(BUCKET, terms, requests_for=40.0, cap=10.0))
+    later_us = START_US + 100 * MS_US
+    settle(ledger, done(reserve(ledger, ask(terms), later_us), 4000), later_us)
+    assert look(ledger, terms, later_us) == -25
+
+
+def test_r10_a_loan_is_lent_anew_before_it_ends(ledger: Decides) -> None:
+    acquire(ledger, ask(AUTO))
+    for number in range(5):
+        steer(ledger, Steer(BUCKET, AUTO, requests_for=40.0, cap=10.0))
+        now_us = START_US + number * S_US
+        settle(ledger, done(reserve(ledger, ask(AUTO), now_us, name=f"r{number}"), 30), now_us)
+    acquire(ledger, ask(AUTO), now_us)
+    assert (record_of(ledger).counts_requests, record_of(ledger).requests_until) == (True, 4 * 30 + 40)
+
+
+@pytest.mark.parametrize("requests_for", [math.nan, -1.0, math.inf, 1e300])
+def test_p8_a_loan_that_makes_no_sense_changes_nothing(ledger: Decides, requests_for: float) -> None:
+    acquire(ledger, ask(AUTO))
+    before = record_of(ledger)
+    steer(ledger, Steer(BUCKET, AUTO, requests_for=requests_for, cap=10.0))
+    assert record_of(ledger) == before
+
+
 def test_r10_only_auto_buckets_flip(ledger: Decides) -> None:
     terms = work_terms()
     acquire(ledger, ask(terms))
@@ -148,11 +195,12 @@ def test_r10_a_policy_changed_by_hand_converts_the_same_way(ledger: Decides) -> 
     assert look(ledger, requests) == pytest.approx(-20)
 
 
-def test_r10_a_policy_that_becomes_auto_goes_on_counting_as_it_did(ledger: Decides) -> None:
+def test_r10_a_policy_that_becomes_auto_counts_work_until_the_controller_says_otherwise(ledger: Decides) -> None:
+    """Two tokens at ten a second are a fifth of a second: twenty units, less the charge."""
     terms = replace(work_terms(rate=100), flags=Flags.COUNTS_REQUESTS, cap=10.0, burst=3.0)
     acquire(ledger, ask(terms))
     answer = acquire(ledger, ask(replace(terms, flags=Flags.AUTO)))
-    assert (answer.buckets[0].in_requests, answer.buckets[0].balance) == (True, 1)
+    assert (answer.buckets[0].in_requests, answer.buckets[0].balance) == (False, 20 - answer.buckets[0].charge)
 
 
 def test_r10_a_histogram_outlives_a_flip(ledger: Decides) -> None:

@@ -31,6 +31,10 @@ def bucket(*, counts_requests: bool = False, rate: float = 100.0) -> Record:
     return replace(record, flags=Flags.COUNTS_REQUESTS if counts_requests else Flags.NONE, rate=rate)
 
 
+def lent(work: float) -> Record:
+    return replace(bucket(counts_requests=True), requests_until=work)
+
+
 class Watched:
     """A bucket, and a controller that looks at it every cycle and writes what it decided."""
 
@@ -65,7 +69,7 @@ def test_r2_a_cap_is_steered_from_what_the_record_holds() -> None:
     assert moved.reason is not None
     assert (moved.reason.rule, moved.reason.before, moved.reason.committed) == ("lower", 30.0, 100.0)
     assert moved.cap == pytest.approx(30 - 300 / 4 / 3 if 300 / 4 / 3 < 15 else 15)
-    assert moved.counts_requests is None, "the policy says how it counts"
+    assert moved.requests_for is None, "the policy says how it counts"
 
 
 def test_a_bucket_that_counts_work_has_no_cap_to_steer() -> None:
@@ -89,19 +93,47 @@ def test_r10_auto_begins_to_count_requests_with_the_cap_that_fits() -> None:
     watched = Watched(bucket(), AUTO)
     for _ in range(100):
         moved = watched.cycle(requests=10, works=(2.0,) * 10)
-        if moved.counts_requests:
+        if moved.requests_for:
             break
     assert moved.cap == pytest.approx(50.0)
     assert moved.reason is not None
     assert moved.reason.sentence == "100 units/s ÷ 2 units/request → 50 rps"
+    assert moved.requests_for == 100, "for ten cycles' work, a second's"
+
+
+def test_r10_requests_are_lent_anew_when_half_of_their_work_is_done() -> None:
+    watched = Watched(lent(100.0), AUTO)
+    for _ in range(5):
+        assert watched.cycle(requests=10, works=(1.0,) * 10).requests_for is None
+    assert watched.cycle(requests=10, works=(1.0,) * 10).requests_for == 100
+
+
+def test_r10_what_it_was_lent_having_ended_it_counts_requests_again_at_the_next_look() -> None:
+    """The controller was away for a while, and nothing has changed."""
+    watched = Watched(bucket(), AUTO)
+    while not watched.cycle(requests=10, works=(1.0,) * 10).requests_for:
+        pass
+    assert not watched.record.counts_requests, "by now"
+    moved = watched.cycle(requests=10, works=(1.0,) * 10)
+    assert (moved.requests_for, moved.cap) == (100, 100)
+
+
+def test_r10_costs_that_jumped_while_it_counted_requests_are_charged_though_it_counts_work_by_now() -> None:
+    watched = Watched(bucket(), AUTO)
+    while not watched.cycle(requests=10, works=(1.0,) * 10).requests_for:
+        pass
+    moved = watched.cycle(requests=10, works=(50.0,) * 10)
+    assert moved.requests_for is None
+    assert moved.charge is not None
+    assert moved.charge > 30
 
 
 def test_r10_auto_goes_back_to_work_in_the_cycle_in_which_costs_jump() -> None:
-    watched = Watched(bucket(counts_requests=True), AUTO)
+    watched = Watched(lent(1e9), AUTO)
     for _ in range(50):
-        assert watched.cycle(requests=10, works=(1.0,) * 10).counts_requests is None
+        assert watched.cycle(requests=10, works=(1.0,) * 10).requests_for is None
     moved = watched.cycle(requests=10, works=(50.0,) * 10)
-    assert moved.counts_requests is False
+    assert moved.requests_for == 0
     assert moved.charge is not None
     assert moved.charge > 30, "it begins with what requests cost now, not with what they did"
 

@@ -183,7 +183,7 @@ def test_w12_the_smallest_work_goes_by_the_smallest_weights() -> None:
         ("lower", 90, 86.2, 1140, "1140 units/s, 140 too many: 140 ÷ 12.4 units/request, in parts: 90 → 86.2 rps"),
         ("raise", 70, 72.8, 860, "860 units/s, 140 to spare: 140 ÷ 12.4 units/request, in parts: 70 → 72.8 rps"),
         ("set", 500, 242, 2500, "2500 units/s ÷ 12.4 units/request, and some room: 500 → 242 rps"),
-        ("hold", 80, 80, 500, "500 of 1000 units/s: stays at 80 rps"),
+        ("hold", 80, 80, 500, "500 of 1000 units/s, 12.4 units/request: stays at 80 rps"),
     ],
 )  # fmt: skip
 def test_r11_each_rule_explains_itself_in_a_sentence(
