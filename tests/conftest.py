@@ -3,8 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.servers import Cluster, Server, flush, running, start_cluster
+
+# How fast examples are made says more of what else the machine does than of the test.
+settings.register_profile("headgate", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headgate")
 
 
 @pytest.fixture(scope="session")
