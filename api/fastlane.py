@@ -27,7 +27,6 @@ from api.guard import FAREWELL_S, GuardedProtocol, Patience, wire
 from api.observed import NO_ROUTE, count
 from api.plane import Headers, Plane
 from api.request_ids import identified
-from api.stage import Stage
 from api.tracing import RequestSpan, Tracing
 
 WAITING_BYTES_MAX = 65_536
@@ -99,7 +98,6 @@ class FastLane(asyncio.Protocol):
         self._plane: Plane = app_state["plane"]
         self._body_max_bytes: int = app_state["body_max_bytes"]
         self._heads: Heads = app_state.setdefault("heads", Heads())
-        self._outbox: Stage[FastLane] = app_state.setdefault("outbox", Stage(_send_all))
         self._tracing: Tracing | None = app_state["tracing"]
         self._places = _PLACES if self._tracing is None else _TRACED_PLACES
         self._span: RequestSpan | None = None
@@ -413,10 +411,8 @@ class FastLane(asyncio.Protocol):
             limits.CLOSE if last else b"",
             answer.body,
         )
-        # In the next turn: a call to the store brings many answers, and to make them all first and then to send them
-        # all is faster than to change between our code and the system's for each.
         if not self._outgoing:
-            self._outbox.put(self)
+            self._plane.outbox.put(self)
         self._outgoing.append(payload)
         if last:
             self._closed = self._close_after = True  # nothing more is served, whatever else has come
@@ -438,11 +434,6 @@ class FastLane(asyncio.Protocol):
     def _log(self, url: bytes, status: int) -> None:
         client = ":".join(map(str, self._client)) if self._client else ""
         self._access_logger.info('%s - "%s %s HTTP/%s" %d', client, "POST", url.decode("ascii"), "1.1", status)
-
-
-def _send_all(connections: list[FastLane]) -> None:
-    for connection in connections:
-        connection.send()
 
 
 _common: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")

@@ -40,21 +40,26 @@ class Deadline:
 
 
 class TimeoutAt:
-    """`asyncio.timeout_at` with such a deadline."""
+    """`asyncio.timeout_at` with such a deadline: TimeoutError for whoever is still inside. One for every call."""
 
-    __slots__ = ("_deadline", "_deadline_s", "_timeout")
+    __slots__ = ("_cancelling", "_deadline", "_deadline_s", "_is_expired", "_task")
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
+        self._is_expired = False
 
-    async def __aenter__(self) -> None:
-        self._timeout = asyncio.timeout(None)
-        await self._timeout.__aenter__()
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
         self._deadline = Deadline(self._deadline_s, self._expire)
 
     def _expire(self) -> None:
-        self._timeout.reschedule(asyncio.get_running_loop().time())
+        self._is_expired = True
+        self._task.cancel()
 
-    async def __aexit__(self, *raised: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: object) -> None:
         self._deadline.cancel()
-        await self._timeout.__aexit__(*raised)  # type: ignore[arg-type]  # the three as they come
+        # Who was also cancelled by somebody else is to end, and not to hear of a deadline.
+        if self._is_expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from raised

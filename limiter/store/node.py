@@ -67,7 +67,7 @@ class Node:
             raise StoreRefused(f"no time left to ask {self.where}")
         sent = False
         try:
-            async with TimeoutAt(deadline_s):
+            with TimeoutAt(deadline_s):
                 connection = await self._take()
                 sent = True
                 return await self._exchange(connection, packed, asking=asking)
