@@ -76,8 +76,8 @@ class Plane:
         self.decisions_in_batches = Stage(_render_in_batches)
         self._settlements = Stage(self._render_settlements)
         self.outbox: Stage[Sends] = Stage(_send_all)
-        """Connections with answers to send: to make all of them first and then to send them all is faster than to change
-        between our code and the system's for each."""
+        """Connections with answers to send: to make all of them first and then to send them all is faster than to
+        change between our code and the system's for each."""
         self.paths: dict[bytes, Callable[[Headers, bytes, Reply], None]] = {
             b"/v1/acquire": self.acquire,
             b"/v1/settle": self.settle,

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from os import urandom
 
 import msgspec
 
@@ -47,6 +46,7 @@ from limiter.standing import Standing
 from limiter.store.batcher import Waiting
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.errors import StoreShunned, StoreUnavailable
+from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
 from limiter.store.told import Done, Told
 
@@ -55,26 +55,6 @@ _GRANTED = AcquireStatus.GRANTED
 
 Asked = tuple[AcquireRequest, Done[Decision], str | None]
 """A request, whom to tell, and its idempotency key."""
-IDS_DRAWN = 256
-
-
-class RandomIds:
-    """Random ids, drawn from the system many at a time."""
-
-    __slots__ = ("_at", "_pool")
-
-    def __init__(self) -> None:
-        self._pool, self._at = b"", 0
-
-    def next(self) -> bytes:
-        """One that nobody had before."""
-        at = self._at
-        if at >= len(self._pool):
-            self._pool, at = urandom(ID_SIZE * IDS_DRAWN), 0
-        self._at = at + ID_SIZE
-        return self._pool[at : at + ID_SIZE]
-
-
 _Row = tuple[str, float, float]
 """A bucket, how it weighs work, and how soon (ms) its policy expects an answer."""
 
@@ -215,7 +195,7 @@ class Decider:
         self._planner = Planner(PolicySet())
         self._standing = Standing()
         self._local = LocalBuckets(nodes)
-        self._ids = RandomIds()
+        self._ids = RandomIds(ID_SIZE)
         self.decisions = DecisionTally()
         self.settles = SettleTally()
         self._settler = Settler(buckets, self._keyring, self._standing, self.settles, deadline_s=deadline_s)

@@ -15,7 +15,6 @@ from binascii import b2a_base64
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
-from os import urandom
 from typing import Generic, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -26,6 +25,7 @@ from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
 from limiter.store.deadline import Deadline
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
+from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
 from limiter.store.scripts import Row, Script
@@ -54,6 +54,7 @@ CALL_LIFETIME_US = 5_000_000
 """A copy of a call that reaches the store later than this is refused there. Half of the time that replies are kept
 (REPLY_TTL_MS in lua/lib/call.lua), so a copy either finds the reply or does nothing."""
 
+CALL_ID_SIZE = 12
 PAUSE_S = 0.005
 """Between attempts."""
 
@@ -120,6 +121,7 @@ class Batcher(Generic[OpT, AnswerT]):
         self._lanes: dict[Slot, _Lane[OpT, AnswerT]] = {}
         self._deadlines = _Deadlines()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ids = RandomIds(CALL_ID_SIZE)
         self.tally = CallTally()
 
     async def run(self, slot: Slot, operation: OpT, *, timeout_s: float) -> AnswerT:
@@ -243,7 +245,7 @@ class Batcher(Generic[OpT, AnswerT]):
         loop = asyncio.get_running_loop()
         operations = [waiting.operation for waiting in batch]
         deadline_s = max(waiting.deadline_s for waiting in batch)
-        prefix, flush_id = slot.prefix, b2a_base64(urandom(12), newline=False)
+        prefix, flush_id = slot.prefix, b2a_base64(self._ids.next(), newline=False)
         command: tuple[bytes | str, bytes] = ("EVALSHA", self._script.sha)
         arguments: list[bytes | int] | None = None
         lost = False
