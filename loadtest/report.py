@@ -64,7 +64,9 @@ class Figures:
             if variant.name[1] in names
         ]
         rows += [
-            ("a bucket in the store", f"{row.figure:,.0f} bytes", "") for row in self.scripts if row.unit == "bytes"
+            ("a bucket in the store", f"{row.figure:,.0f} bytes", "")
+            for row in self.scripts
+            if row.what.startswith("memory per bucket")
         ]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
