@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from api.auth import check_namespace
 from api.openapi import BUCKETS
+from api.pages import Page
 from api.responses import admit, engine_of, json_answer, respond
 from limiter.model.bucket import Record, refill
-from limiter.model.policy import PARTITIONS_MAX
 from limiter.model.shedding import CLASSES, Shedding
 from limiter.store import inspect
 
 router = APIRouter(tags=["buckets"])
 
-Text = Annotated[str, Query(max_length=256)]
-
 
 @router.get("/v1/buckets", **BUCKETS)
-async def list_buckets(
-    request: Request,
-    namespace: Text = "default",
-    partition: Annotated[int, Query(ge=0, lt=PARTITIONS_MAX)] = 0,
-    policy: Annotated[str | None, Query(max_length=64)] = None,
-    contains: Text = "",
-    cursor: Annotated[str, Query(max_length=8192)] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> Response:
+async def list_buckets(request: Request, query: Page) -> Response:
     """A page of the buckets in one partition; the next one with its `cursor`, until that is empty.
 
     Names are as in the store: policy, then the values of its key, percent-encoded.
     """
-    check_namespace(admit(request, "view"), namespace)
+    check_namespace(admit(request, "view"), query.namespace)
     link = engine_of(request).link
     now_us = await inspect.now_us(link)
-    page = await inspect.list_buckets(
-        link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=limit
-    )
+    page = await inspect.list_buckets(link, query)
     document = {
         "buckets": [_shown(name, record, now_us) for name, record in page.buckets],
         "cursor": page.cursor,

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from api.auth import check_namespace
 from api.openapi import CONTROLLER
+from api.pages import Page
 from api.responses import admit, engine_of, json_answer, respond
-from limiter.model.policy import PARTITIONS_MAX
 from limiter.model.reasoning import reasoning
 from limiter.model.stewardship import Lease
 from limiter.store import inspect
 
 router = APIRouter(tags=["controller"])
 
-Text = Annotated[str, Query(max_length=256)]
-
 
 @router.get("/v1/controller", **CONTROLLER)
-async def show_controller(
-    request: Request,
-    namespace: Text = "default",
-    partition: Annotated[int, Query(ge=0, lt=PARTITIONS_MAX)] = 0,
-    policy: Annotated[str | None, Query(max_length=64)] = None,
-    contains: Text = "",
-    cursor: Annotated[str, Query(max_length=8192)] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> Response:
+async def show_controller(request: Request, query: Page) -> Response:
     """Who steers a partition, and a page of its steered buckets with the reasoning of their last cycles.
 
     The next page comes with its `cursor`, until that is empty. What the controller keeps is about a second old.
     """
-    check_namespace(admit(request, "view"), namespace)
+    check_namespace(admit(request, "view"), query.namespace)
     link = engine_of(request).link
     now_us = await inspect.now_us(link)
-    page = await inspect.list_steered(
-        link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=limit
-    )
+    page = await inspect.list_steered(link, query)
     document = {
         "owner": _shown(page.owner),
         "buckets": [reasoning(name, record, memory, now_us) for name, record, memory in page.buckets],

@@ -30,7 +30,7 @@ from limiter.settings import Settings, SettingsError
 from limiter.store.connect import Link, open_link
 from limiter.store.embedded import SOCKET_PATH_MAX_BYTES
 from limiter.store.errors import StoreError, StoreUnavailable
-from limiter.store.inspect import list_buckets, list_steered
+from limiter.store.inspect import PageQuery, list_buckets, list_steered
 from limiter.store.inspect import now_us as store_now_us
 from limiter.store.policies import AuditEntry, PolicyMissing, PolicyStore, RevisionConflict
 from limiter.store.urls import UrlError
@@ -249,9 +249,8 @@ async def _explain(namespace: str, policy: str | None, contains: str, limit: int
         for partition in range(spread.partitions):
             cursor, more, is_told = "", True, False
             while more and left > 0:
-                page = await list_steered(
-                    link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=min(left, 1000)
-                )
+                query = PageQuery(namespace, partition, policy, contains, cursor, min(left, 1000))
+                page = await list_steered(link, query)
                 if page.buckets and not is_told:
                     typer.echo(f"{namespace}/{partition}: {_owner(page.owner)}")
                     is_told = True
@@ -306,9 +305,7 @@ async def _buckets(
     for partition in range(partitions):
         cursor, more = "", True
         while more and left > 0:
-            page = await list_buckets(
-                link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=min(left, 1000)
-            )
+            page = await list_buckets(link, PageQuery(namespace, partition, policy, contains, cursor, min(left, 1000)))
             for name in page.unreadable:
                 _complain(f"bucket {_escaped(name)} cannot be read: it is damaged, or not ours")
             for found in page.buckets:

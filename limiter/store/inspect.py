@@ -42,30 +42,37 @@ class _Place(NamedTuple):
     after: str = ""
 
 
-async def list_buckets(
-    link: Link,
-    namespace: str,
-    partition: int = 0,
-    *,
-    policy: str | None = None,
-    contains: str = "",
-    cursor: str = "",
-    limit: int = 100,
-    timeout_s: float = TIMEOUT_S,
-) -> BucketPage:
-    """At most `limit` of the buckets in one slot: of one policy, with a text in their name, or all.
+class PageQuery(NamedTuple):
+    """Which buckets of one slot: at most `limit` of one policy, with a text in their name, or all."""
+
+    namespace: str = "default"
+    partition: int = 0
+    policy: str | None = None
+    contains: str = ""
+    cursor: str = ""
+    """Where the page before ended."""
+    limit: int = 100
+
+    @property
+    def prefix(self) -> bytes:
+        """What the keys of the slot begin with."""
+        return Slot(self.namespace, self.partition).prefix
+
+
+async def list_buckets(link: Link, query: PageQuery, *, timeout_s: float = TIMEOUT_S) -> BucketPage:
+    """A page of the buckets in one slot.
 
     A bucket that lives all the while is shown, one that comes or goes meanwhile may be; now and then one is shown
     twice. Names are as in the store: client text is percent-encoded in them.
     """
-    assert limit > 0
-    prefix = keys.bucket(Slot(namespace, partition).prefix, "")
-    place = _open_cursor(cursor)
+    assert query.limit > 0
+    prefix, limit = keys.bucket(query.prefix, ""), query.limit
+    place = _open_cursor(query.cursor)
     shown: list[tuple[str, Record]] = []
     unreadable: list[str] = []
     for _ in range(SCANS_MAX):
-        following, names = await _scan(link, prefix, place.scan, policy, timeout_s)
-        wanted = [name for name in sorted(names) if name > place.after and contains in name]
+        following, names = await _scan(link, prefix, place.scan, query.policy, timeout_s)
+        wanted = [name for name in sorted(names) if name > place.after and query.contains in name]
         page = wanted[: limit - len(shown) - len(unreadable)]
         for name, record in await _read(link, prefix, {name: names[name] for name in page}, timeout_s):
             if isinstance(record, Record):
@@ -125,22 +132,10 @@ async def now_us(link: Link, *, timeout_s: float = TIMEOUT_S) -> int:
     return int(seconds) * 1_000_000 + int(microseconds)
 
 
-async def list_steered(
-    link: Link,
-    namespace: str,
-    partition: int = 0,
-    *,
-    policy: str | None = None,
-    contains: str = "",
-    cursor: str = "",
-    limit: int = 100,
-    timeout_s: float = TIMEOUT_S,
-) -> SteeredPage:
+async def list_steered(link: Link, query: PageQuery, *, timeout_s: float = TIMEOUT_S) -> SteeredPage:
     """The same pages as `list_buckets`, of the buckets that the controller has something to say of (R11)."""
-    prefix = Slot(namespace, partition).prefix
-    page = await list_buckets(
-        link, namespace, partition, policy=policy, contains=contains, cursor=cursor, limit=limit, timeout_s=timeout_s
-    )
+    prefix = query.prefix
+    page = await list_buckets(link, query, timeout_s=timeout_s)
     states: list[bytes | None] = []
     if page.buckets:
         wanted = [keys.state(prefix, name) for name, _ in page.buckets]

@@ -126,13 +126,10 @@ class AcquireScript:
         expires_us: int = 0,
     ) -> list[bytes | int]:
         """Key count, KEYS and ARGV."""
-        terms, numbered = Terms(), dict[str, int]()
-        packed = pack_acquires(operations, terms, numbered)
-        return [
-            *_keys(prefix, flush_id, terms, [keys.idempotency(prefix, key) for key in numbered]),
-            *terms.arguments(now_us=now_us, expires_us=expires_us),
-            packed,
-        ]
+        terms, named = Terms(), dict[str, int]()
+        packed = pack_acquires(operations, terms, named)
+        others = [keys.idempotency(prefix, name) for name in named]
+        return _batched(prefix, flush_id, terms, others, packed, now_us=now_us, expires_us=expires_us)
 
     def answers(self, reply: bytes, operations: Sequence[Acquire]) -> list[AcquireAnswer]:
         """One answer per acquire."""
@@ -162,13 +159,10 @@ class SettleScript:
         expires_us: int = 0,
     ) -> list[bytes | int]:
         """Key count, KEYS and ARGV."""
-        terms, numbered = Terms(), dict[str, int]()
-        packed = pack_settles(operations, terms, numbered)
-        return [
-            *_keys(prefix, flush_id, terms, [keys.tombstone(prefix, reservation) for reservation in numbered]),
-            *terms.arguments(now_us=now_us, expires_us=expires_us),
-            packed,
-        ]
+        terms, named = Terms(), dict[str, int]()
+        packed = pack_settles(operations, terms, named)
+        others = [keys.tombstone(prefix, name) for name in named]
+        return _batched(prefix, flush_id, terms, others, packed, now_us=now_us, expires_us=expires_us)
 
     def answers(self, reply: bytes, operations: Sequence[Settle]) -> list[SettleAnswer]:
         """One answer per settle."""
@@ -305,8 +299,10 @@ class SignalScript:
 _TIME = Struct("<d")
 
 
-def _keys(prefix: bytes, flush_id: bytes, terms: Terms, others: list[bytes]) -> list[bytes | int]:
-    """The key count and the KEYS that both scripts begin with."""
+def _batched(
+    prefix: bytes, flush_id: bytes, terms: Terms, others: list[bytes], packed: bytes, *, now_us: int, expires_us: int
+) -> list[bytes | int]:
+    """Key count, KEYS and ARGV of a script that takes batches: its buckets, the other keys it names, its operations."""
     bucket_prefix = keys.bucket(prefix, "")
     buckets = [bucket_prefix + name.encode() for name in terms.buckets]
     return [
@@ -316,6 +312,8 @@ def _keys(prefix: bytes, flush_id: bytes, terms: Terms, others: list[bytes]) -> 
         keys.touched(prefix),
         *buckets,
         *others,
+        *terms.arguments(now_us=now_us, expires_us=expires_us),
+        packed,
     ]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from limiter.model.bucket import Record
 from limiter.store import inspect, keys, layout
 from limiter.store.connect import Link, open_link
-from limiter.store.inspect import BucketPage, CursorError, list_buckets
+from limiter.store.inspect import BucketPage, CursorError, PageQuery, list_buckets
 from limiter.store.keys import Slot, bucket_name
 from tests.support.operations import START_US, ask, work_terms
 from tests.support.servers import Cluster, Server
@@ -38,10 +38,10 @@ def use(server: Server | Cluster, names: list[str], slot: Slot | None = None) ->
     store.acquire([ask(TERMS, bucket=name) for name in names], START_US, flush_id=names[0].encode())
 
 
-async def all_pages(link: Link, namespace: str = "default", *, limit: int = 100, **filters: str) -> list[BucketPage]:
-    pages = [await list_buckets(link, namespace, limit=limit, **filters)]  # type: ignore[arg-type]
+async def all_pages(link: Link, query: PageQuery = PageQuery()) -> list[BucketPage]:  # noqa: B008  a value
+    pages = [await list_buckets(link, query)]
     while pages[-1].cursor:
-        pages.append(await list_buckets(link, namespace, limit=limit, cursor=pages[-1].cursor, **filters))  # type: ignore[arg-type]
+        pages.append(await list_buckets(link, query._replace(cursor=pages[-1].cursor)))
     return pages
 
 
@@ -50,12 +50,12 @@ def names_in(pages: list[BucketPage]) -> list[str]:
 
 
 async def test_an_empty_slot_has_no_buckets(link: Link) -> None:
-    assert await list_buckets(link, "default") == BucketPage([], "", [])
+    assert await list_buckets(link, PageQuery()) == BucketPage([], "", [])
 
 
 async def test_a_bucket_is_shown_with_its_record(link: Link, server: Server) -> None:
     fill(server, "reads", 1)
-    ((name, record),) = (await list_buckets(link, "default")).buckets
+    ((name, record),) = (await list_buckets(link, PageQuery())).buckets
     assert name == "reads:customer%200"
     assert isinstance(record, Record)
     assert (record.balance, record.capacity, record.rate, record.requests, record.admitted) == (48, 50, 100, 1, 1)
@@ -64,7 +64,7 @@ async def test_a_bucket_is_shown_with_its_record(link: Link, server: Server) -> 
 @pytest.mark.parametrize("limit", [1, 7, 100, 5000])
 async def test_pages_show_every_bucket_once_and_keep_to_their_limit(link: Link, server: Server, limit: int) -> None:
     expected = fill(server, "reads", 60 if limit == 1 else 700)
-    pages = await all_pages(link, limit=limit)
+    pages = await all_pages(link, PageQuery(limit=limit))
     assert sorted(names_in(pages)) == sorted(expected)
     assert all(len(page.buckets) <= limit for page in pages)
 
@@ -75,8 +75,8 @@ async def test_only_the_buckets_of_the_slot_are_shown(link: Link, server: Server
     fill(server, "reads", 5, Slot("default", 1))
     server.command("SET", keys.idempotency(Slot().prefix, "key"), "not a bucket")
     assert set(names_in(await all_pages(link))) == expected
-    assert len((await list_buckets(link, "default", 1)).buckets) == 5
-    assert len((await list_buckets(link, "other")).buckets) == 5
+    assert len((await list_buckets(link, PageQuery(partition=1))).buckets) == 5
+    assert len((await list_buckets(link, PageQuery("other"))).buckets) == 5
 
 
 async def test_buckets_are_filtered_by_policy_and_by_text(link: Link, server: Server) -> None:
@@ -84,12 +84,14 @@ async def test_buckets_are_filtered_by_policy_and_by_text(link: Link, server: Se
     fill(server, "reads-eu", 3)
     whole = bucket_name("reads", [])
     use(server, [whole])
-    assert set(names_in(await all_pages(link, policy="reads"))) == reads | {whole}
-    assert names_in(await all_pages(link, policy="reads*")) == []
-    assert sorted(names_in(await all_pages(link, contains="%201"))) == sorted(
+    assert set(names_in(await all_pages(link, PageQuery(policy="reads")))) == reads | {whole}
+    assert names_in(await all_pages(link, PageQuery(policy="reads*"))) == []
+    assert sorted(names_in(await all_pages(link, PageQuery(contains="%201")))) == sorted(
         ["reads:customer%201", "reads:customer%2010", "reads:customer%2011", "reads-eu:customer%201"]
     )
-    assert names_in(await all_pages(link, policy="reads-eu", contains="%201", limit=1)) == ["reads-eu:customer%201"]
+    assert names_in(await all_pages(link, PageQuery(policy="reads-eu", contains="%201", limit=1))) == [
+        "reads-eu:customer%201"
+    ]
 
 
 async def test_s11_what_is_not_ours_is_told_and_passed_over(link: Link, server: Server) -> None:
@@ -102,7 +104,7 @@ async def test_s11_what_is_not_ours_is_told_and_passed_over(link: Link, server: 
     server.command("SET", prefix + b"text", "nonsense")
     server.command("RPUSH", prefix + b"list", "a")
     server.command("SET", prefix + b"\xff\n", "nonsense")
-    pages = await all_pages(link, limit=2)
+    pages = await all_pages(link, PageQuery(limit=2))
     assert set(names_in(pages)) == expected
     unreadable = sorted(name for page in pages for name in page.unreadable)
     assert unreadable == ["\\xff\n", "list", "text", "too-full"]
@@ -124,14 +126,14 @@ async def test_buckets_are_shown_on_a_cluster(cluster: Cluster) -> None:
     link = await open_link(cluster.url)
     for namespace in ("default", "orders", "carts", "users"):  # on different nodes
         expected = fill(cluster, "reads", 30, Slot(namespace))
-        assert set(names_in(await all_pages(link, namespace, limit=7))) == expected
+        assert set(names_in(await all_pages(link, PageQuery(namespace, limit=7)))) == expected
     await link.aclose()
 
 
 @pytest.mark.parametrize("cursor", ["x", "!", "ü", "MTIz", "YTpi", "LTE6", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5Og", "a" * 999])
 async def test_a_cursor_that_is_none_of_ours_is_refused(link: Link, cursor: str) -> None:
     with pytest.raises(CursorError, match="allowed: a cursor that the page before came with"):
-        await list_buckets(link, "default", cursor=cursor)
+        await list_buckets(link, PageQuery(cursor=cursor))
 
 
 @given(st.integers(0, 2**64 - 1), st.text("abc:,%.-_~!", max_size=20))
