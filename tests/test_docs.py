@@ -61,6 +61,7 @@ def surroundings(workplace: Path, port: int, **settings: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "HEADGATE_PORT": str(port),
         "HEADGATE_DATA_DIR": str(workplace / "data"),
+        "HEADGATE_DEADLINE_MS": "2000",  # a busy machine is not what the pages speak of
     }
     return inherited | own | settings
 
