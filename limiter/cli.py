@@ -179,11 +179,15 @@ def _say_steering(steers: Controller, what: str, settings: Settings, store: str)
     print(f"{own} steers every {settings.cycle_ms} ms, at {store}: {what}", flush=True)
 
 
+NOT_REACHED = "not reached yet"
+
+
 def _say_ready(settings: Settings, where: str, store: str) -> None:
     tame_collector()
     guard = "" if settings.api_keys else "; no API keys, so whoever can reach this address may do everything"
     key = " -H 'authorization: Bearer <key>'" if settings.api_keys else ""
-    print(f"headgate {version('headgate')}: ready")
+    state = "serving, and waiting for its store" if store.startswith(NOT_REACHED) else "ready"
+    print(f"headgate {version('headgate')}: {state}")
     print(f"  store  {store}")
     print(f"  api    {where} ({where}/docs{guard})")
     print(f"  try    curl -si {where}/v1/acquire -H 'content-type: application/json'{key} -d '{EXAMPLE}'", flush=True)
@@ -201,7 +205,7 @@ async def _store(settings: Settings) -> AsyncIterator[tuple[str, str]]:
     try:
         state = str(await probe(link))
     except StoreUnavailable as error:
-        state = f"not reached yet ({error})"  # the node serves without, and connects later (S2)
+        state = f"{NOT_REACHED} ({error})"  # the node serves without, and connects later (S2)
     finally:
         await link.aclose()
     yield url, state

@@ -326,7 +326,8 @@ def _cells(record: Record, now_us: int) -> Iterable[str]:
 
 def _numbers(mechanism: str, balance: float, record: Record, rate: str) -> Iterable[str]:
     counts = (record.requests, record.admitted, record.refused)
-    return [mechanism, f"{balance:.6g}", f"{record.capacity:.6g}", rate, *(f"{count:.15g}" for count in counts)]
+    amounts = (round(balance, 3), round(record.capacity, 3))
+    return [mechanism, *(f"{amount:.15g}" for amount in amounts), rate, *(f"{count:.15g}" for count in counts)]
 
 
 @asynccontextmanager

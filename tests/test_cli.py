@@ -92,7 +92,7 @@ def test_tls_files_that_cannot_be_read_end_with_2() -> None:
 
 def test_s2_a_store_out_of_reach_is_told_and_waited_for() -> None:
     with headgate_up({"redis_url": f"redis://user:hunter2@127.0.0.1:{free_port()}"}) as (process, printed):
-        assert printed[0] == "headgate 0.1.0: ready\n"
+        assert printed[0] == "headgate 0.1.0: serving, and waiting for its store\n"
         assert printed[1].startswith("  store  not reached yet (")
         assert "hunter2" not in printed[1]
         process.send_signal(signal.SIGTERM)

@@ -126,7 +126,7 @@ def _terms(policy: Policy) -> Params:
         flags=flags | _COUNTING[policy.mechanism],
         committed=rate,
         cap=_initial_cap(policy, rate),
-        capacity=_units(policy.capacity, rate=rate),
+        capacity=min(policy.held, RATE_MAX),
         burst=burst,
         burst_s=burst_s,
         debt_max=debt_max,
@@ -192,7 +192,7 @@ def _threshold(policy: Policy) -> float:
 
 
 def _minimums(policy: Policy, terms: Params) -> dict[Criticality, float]:
-    plain = (0.0 if policy.quota else 1.0) if policy.minimum is None else policy.minimum
+    plain = policy.least
     capacity, rate = terms.whole_capacity, terms.cap if terms.counts_requests else terms.committed
     return {
         criticality: class_minimum(plain, _reserve(policy, criticality, capacity=capacity, rate=rate))

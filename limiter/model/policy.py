@@ -264,6 +264,9 @@ class Learning(_Part):
     initial: Positive = 1.0
 
 
+CAPACITY_DEFAULT = "1s"
+
+
 class Policy(_Part):
     """One limit: which requests it covers, what splits it into buckets, and how much."""
 
@@ -275,7 +278,7 @@ class Policy(_Part):
     group: Name | None = None
     mechanism: Annotated[Mechanism, Field(strict=False)] = Mechanism.WORK
     rate: Rate | None = None
-    capacity: Capacity = "1s"
+    capacity: Capacity = CAPACITY_DEFAULT
     burst: Burst = "10%"
     steering: Steering = Steering()
     minimum: Minimum | None = None
@@ -308,7 +311,58 @@ class Policy(_Part):
         if self.min_work is not None and self.max_work is not None and self.min_work > self.max_work:
             found = f"{_show(_written(self.min_work))} above max_work {_show(_written(self.max_work))}"
             raise _refuse("at most max_work", field="min_work", found=found)
+        self._can_take_effect()
         return self
+
+    @property
+    def least(self) -> float:
+        """The balance that a request needs, whatever its class."""
+        if self.minimum is not None:
+            return self.minimum
+        return 1.0 if self.quota is None else 0.0
+
+    @property
+    def held(self) -> float:
+        """Units that may gather. The default is held at what a request needs: a slow rate has less in a second."""
+        if self.quota is not None:
+            return self.quota.work or self.quota.requests or 0.0
+        assert self.rate is not None
+        held = quantity.units(self.capacity, rate=rate_per_s(self.rate))
+        return max(held, self.least) if self.capacity == CAPACITY_DEFAULT else held
+
+    def _can_take_effect(self) -> None:
+        """What would never let anybody pass, or could never happen, is a mistake."""
+        if self.quota is None:
+            self._admits_at_times()
+        else:
+            self._fits_its_quota()
+        rate = self.held if self.rate is None else rate_per_s(self.rate)
+        for criticality, reserve in self.reserve.items():
+            number, unit = quantity.parse(reserve)
+            above = number > 100 if unit == "%" else quantity.units(reserve, rate=rate) > self.held
+            # Buckets that count requests hold a burst, which the controller moves.
+            if above and (unit == "%" or self.mechanism is Mechanism.WORK):
+                raise _refuse("at most the capacity", field=f"reserve.{criticality}", found=_show(_written(reserve)))
+        max_debt = ("60s" if self.quota is None else self.held) if self.max_debt is None else self.max_debt
+        stop_debt = 0.0 if self.stop_debt is None else self.stop_debt
+        if quantity.units(stop_debt, rate=rate) > quantity.units(max_debt, rate=rate):
+            found = f"{_show(_written(stop_debt))} beyond max_debt {_show(_written(max_debt))}"
+            raise _refuse("at most max_debt, where debt ends", field="stop_debt", found=found)
+
+    def _admits_at_times(self) -> None:
+        if self.held < self.least and self.mechanism is not Mechanism.REQUESTS:
+            found = f"{_show(_written(self.capacity))}, which is {self.held:g} units"
+            raise _refuse(f"at least the minimum, {self.least:g}; less admits nobody", field="capacity", found=found)
+
+    def _fits_its_quota(self) -> None:
+        assert self.quota is not None
+        amounts = {"minimum": self.least}
+        if self.quota.work is not None and self.charge != "learned" and not self.weights:
+            amounts["charge"] = self.charge
+        for field, amount in amounts.items():
+            if amount > self.held:
+                allowed = f"at most the quota, {self.held:g}; more admits nobody"
+                raise _refuse(allowed, field=field, found=_show(_written(amount)))
 
     def _fits_a_quota(self) -> None:
         """A quota has no rate: nothing of it refills, and no time can be worth units."""

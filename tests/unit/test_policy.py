@@ -2,12 +2,14 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from limiter.model import quantity
+from limiter.model.limit import Limit
 from limiter.model.policy import (
     Criticality,
     Mechanism,
@@ -51,6 +53,15 @@ def test_rates_have_units(written: float | str, per_s: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "capacity"),
+    [({"rate": "6/m"}, 1.0), ({"rate": "6/m", "minimum": 5}, 5.0), ({"rate": "6/m", "minimum": -5}, 0.1),
+     ({"rate": 100}, 100.0), ({"rate": "6/m", "capacity": "10m"}, 60.0)],
+)  # fmt: skip
+def test_w3_the_default_capacity_of_a_slow_rate_admits_somebody(fields: dict[str, Any], capacity: float) -> None:
+    assert Limit(read_policy({"name": "p", **fields})).terms.capacity == pytest.approx(capacity)
+
+
+@pytest.mark.parametrize(
     "written", ["fast", "100/fortnight", "-1/s", "1//s", "1/s/s", "", "1/", "/s", "1 per s", "١/s"]
 )
 def test_what_is_no_rate_is_told(written: str) -> None:
@@ -60,7 +71,7 @@ def test_what_is_no_rate_is_told(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "units"), [("500ms", 50.0), (50, 50.0), ("5%", 5.0), ("2s", 200.0), ("1m", 6000.0), ("1e2us", 0.01)]
+    ("written", "units"), [("500ms", 50.0), (50, 50.0), ("5%", 5.0), ("2s", 200.0), ("1m", 6000.0), ("2e4us", 2.0)]
 )
 def test_capacities_have_units(written: float | str, units: float) -> None:
     """W2"""
@@ -169,7 +180,11 @@ def documents(draw: st.DrawFn) -> dict[str, object]:
 
 @given(documents())
 def test_a_policy_reads_back_as_it_was_put(document: dict[str, object]) -> None:
-    policy = read_policy(document)
+    try:
+        policy = read_policy(document)
+    except PolicyError as error:  # what was drawn admits nobody, or has a stop beyond all debt
+        assume("at most" not in str(error) and "at least" not in str(error))
+        raise
     assert dump(policy) == document
     again = read_policy(json.loads(json.dumps(dump(policy))))
     assert (again, dump(again)) == (policy, document)
