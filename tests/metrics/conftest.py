@@ -23,7 +23,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         headgate("up", **settings) as (_, printed),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
     ):
-        assert printed[0].endswith(": ready\n")
+        assert printed[0].startswith("headgate ")
         yield client
 
 
