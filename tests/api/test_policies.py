@@ -8,7 +8,7 @@ import pytest
 from tests.api.live import Lane, LiveApi, ask
 from tests.support import eventually
 
-POLICY: dict[str, Any] = {"match": {"service": "made"}, "per": ["customer"], "rate": "6000/m", "capacity": "500ms"}
+POLICY: dict[str, Any] = {"match": {"service": "made"}, "per": ["customer"], "rate": "6000/m", "capacity": "2s"}
 
 
 @pytest.fixture
