@@ -201,13 +201,14 @@ async def test_without_a_block_no_signals_are_read_and_nothing_of_overload_is_ke
 
 
 async def overload(server: Server) -> None:
-    """Some intervals of a bucket that misses expectations."""
+    """Some intervals of a bucket that misses expectations, and is left so: those who ask are never refused, and ask
+    until nobody steers any more."""
     limits = guarded(expectations=expecting())
     look = Look(server)
     async with (
-        steering(server.url, limits),
         traffic(server.url, limits) as callers,
-        callers.flowing(ALL, rate=50, work=lambda: 1.0, latency_ms=500),
+        callers.flowing(ALL, rate=50, work=lambda: 1.0, latency_ms=500, criticality=Criticality.CRITICAL_PLUS),
+        steering(server.url, limits),
     ):
         await until(lambda: (found := look.memory("guarded")) is not None and len(found.notes) > 2, within_s=20)
 
