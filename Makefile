@@ -1,8 +1,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
+# The version that .venv is to have: of PYTHON where it is given, otherwise of the .venv that is there.
+ASKED := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
+VERSION := $(shell $(ASKED) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help run test lint bench loadtest proof lock clean
+.PHONY: help run test long fresh lint bench loadtest proof lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,8 +13,14 @@ help: ## what can be made
 run: .venv/run.stamp ## start Headgate here, store and example policies included
 	$(BIN)/headgate up --policies $(or $(HEADGATE_POLICIES),docs/policies.example.yaml)
 
-test: .venv/test.stamp lint ## lint, type-check and run the whole test suite
-	$(BIN)/pytest -n 2 $(PYTEST_ARGS)
+test: .venv/test.stamp lint ## lint, type-check and run the test suite; PYTHON=, PYTEST_ARGS=
+	$(BIN)/pytest -n 2 -m "not long" $(PYTEST_ARGS)
+
+long: .venv/test.stamp ## run the long part of the test suite, minutes of hostile traffic; PYTEST_ARGS=
+	$(BIN)/pytest -m long $(PYTEST_ARGS)
+
+fresh: ## clone HEAD elsewhere and try the README's two commands there from nothing; PYTHON=, PYTEST_ARGS=
+	$(PYTHON) .ci/fresh.py
 
 lint: .venv/test.stamp ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -41,10 +50,14 @@ clean: ## remove what the other targets made here
 	rm -rf .venv .headgate .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
 # Each stamp stands for one lock file installed with its hashes checked; the project itself is linked in, not copied.
-.venv/%.stamp: .ci/%.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Headgate needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+.venv/%.stamp: .ci/%.lock pyproject.toml .venv/lib/python$(VERSION)
 	$(PIP) install --quiet --require-hashes -r $<
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
+
+# An environment of another version of Python is made anew, stamps included.
+.venv/lib/python$(VERSION):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Headgate needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	rm -rf .venv
+	$(PYTHON) -m venv .venv

@@ -5,11 +5,27 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import programs
 from tests.support.servers import Cluster, Server, flush, running, start_cluster
 
 # How fast examples are made says more of what else the machine does than of the test.
 settings.register_profile("headgate", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headgate")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep the promise of `@pytest.mark.needs("program", …)`."""
+    for marker in item.iter_markers("needs"):
+        for program in marker.args:
+            programs.need(program)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which programs are missing, once, after all the single skips."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    line = programs.closing_line(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple))
+    if line is not None:
+        terminalreporter.write_line(line, yellow=True)
 
 
 @pytest.fixture(scope="session")

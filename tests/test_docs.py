@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from tests import test_reference
 from tests.chart import test_page
 from tests.support import eventually
 from tests.support.documents import PAGES, ROOT, Block, blocks, name_of, script
+from tests.support.programs import find, need
 from tests.support.servers import free_port, running
 
 HEADGATE = f"""exec {shlex.quote(sys.executable)} -c 'from limiter.cli import main; main()' "$@" """
@@ -68,6 +68,7 @@ def surroundings(workplace: Path, port: int, **settings: str) -> dict[str, str]:
 
 def follow(of: list[Block], workplace: Path, port: int, *, store_port: int = 0) -> str:
     """Run the commands of some blocks, one after the other; what they printed. Whatever they started ends with them."""
+    need("curl")
     here, there = "127.0.0.1:6379", f"127.0.0.1:{store_port}"
     printed, said = workplace / "printed", workplace / "said"
     with printed.open("w") as out, said.open("w") as err:  # a pipe would stay open as long as what was started
@@ -195,7 +196,7 @@ def test_the_store_is_set_up_and_the_runbook_followed(workplace: Path) -> None:
     """docs/operations.md from top to bottom, on a server with its settings."""
     (settings,) = blocks("docs/operations.md", "conf")
     config = dict(line.split(" ", 1) for line in settings.commands)
-    if shutil.which("redis-cli") is None:
+    if find("redis-cli") is None:
         stand_in(workplace / "bin" / "redis-cli")
     with running("valkey", workplace / "store", config=config) as store:
         printed = follow(blocks("docs/operations.md", "sh"), workplace, free_port(), store_port=store.port)
@@ -225,7 +226,7 @@ def test_the_store_urls_can_be_read() -> None:
     assert kinds == ["server", "server", "sentinel", "sentinel", "cluster", "server", "sentinel", "cluster"]
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.needs("openssl")
 def test_keys_and_tls_keep_out_whom_they_should(workplace: Path) -> None:
     """docs/security.md from top to bottom."""
     follow(blocks("docs/security.md", "sh"), workplace, free_port())

@@ -1,6 +1,5 @@
 """`make` by itself says what can be made."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.needs("make")
 def test_bare_make_lists_its_targets() -> None:
     listed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     targets = [line.split()[1] for line in listed.stdout.splitlines()]

@@ -1,6 +1,7 @@
 """The wheel, installed into an empty environment with exactly the pinned packages, runs from anywhere."""
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -8,6 +9,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.servers import free_port
@@ -76,17 +78,34 @@ def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> 
     assert run([installed / "python", "-I", "-c", LOAD_SCRIPTS], cwd=tmp_path).split() == sorted(
         path.stem for path in (ROOT / "lua").glob("*.lua")
     )
-    runs_its_store_and_stops_in_order(installed / "headgate", tmp_path)
+    assert "--controller" in run([installed / "headgate", "bench", "--help"], cwd=tmp_path)
+    serves_from_its_own_store_and_stops_in_order(installed / "headgate", tmp_path)
 
 
-def runs_its_store_and_stops_in_order(headgate: Path, directory: Path) -> None:
+def serves_from_its_own_store_and_stops_in_order(headgate: Path, directory: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HEADGATE_DATA_DIR": str(directory / "data")}
-    command = [str(headgate), "up", "--port", str(free_port())]
+    port = free_port()
+    command = [str(headgate), "up", "--port", str(port)]
     with subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "headgate 0.1.0: ready\n"
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
+                answers(client)
             process.terminate()
             assert process.wait(timeout=20) == 0
         finally:
             process.kill()
+
+
+def answers(client: httpx.Client) -> None:
+    """An acquire, its settle, and the documentation with every file that its page asks for."""
+    granted = client.post("/v1/acquire", json={"descriptor": {"customer": "c1"}, "work": 3})
+    assert granted.json()["granted"] is True
+    settled = client.post("/v1/settle", json={"reservation": granted.json()["reservation"], "work": 5})
+    assert settled.status_code == 200
+    files = re.findall(r'(?:src|href)="(docs/[^"]+)"', client.get("/docs").text)
+    assert len(files) > 2
+    for file in files:
+        assert client.get(f"/{file}").status_code == 200, file
+    assert "/v1/acquire" in client.get("/openapi.json").json()["paths"]

