@@ -16,7 +16,7 @@ run: .venv/run.stamp ## start Headgate here, store and example policies included
 test: .venv/test.stamp lint ## lint, type-check and run the test suite; PYTHON=, PYTEST_ARGS=
 	$(BIN)/pytest -n 2 -m "not long" $(PYTEST_ARGS)
 
-long: .venv/test.stamp ## run the long part of the test suite, minutes of hostile traffic; PYTEST_ARGS=
+long: .venv/test.stamp ## run the long part of the test suite: fleets under fire, minutes of hostile traffic; PYTEST_ARGS=
 	$(BIN)/pytest -m long $(PYTEST_ARGS)
 
 fresh: ## clone HEAD elsewhere and try the README's two commands there from nothing; PYTHON=, PYTEST_ARGS=

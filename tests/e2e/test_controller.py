@@ -58,7 +58,7 @@ async def settled(callers: Callers) -> float:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_r8_p7_work_stays_at_the_committed_rate_though_costs_jump_and_owners_die(
     valkey: Server, tmp_path: Path
 ) -> None:

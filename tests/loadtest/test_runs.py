@@ -29,7 +29,7 @@ def test_a_load_test_with_two_workers_runs_is_judged_and_reported(tmp_path: Path
     assert "/v1/acquire" in (tmp_path / "steady.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_fleet_keeps_its_promises_while_parts_of_it_are_killed(tmp_path: Path) -> None:
     ran = run("loadtest.proof", "--short", "--docs", tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
