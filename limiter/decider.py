@@ -42,6 +42,7 @@ from limiter.model.shedding import CLASS_NUMBERS
 from limiter.model.tally import DecisionTally, SettleTally
 from limiter.planner import Planner, want
 from limiter.settler import NO_LATENCY, Settler
+from limiter.slices import in_slices
 from limiter.standing import Standing
 from limiter.store.batcher import Waiting
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
@@ -193,6 +194,7 @@ class Decider:
         self.default_criticality = default_criticality
         self._refuse_uncovered = refuse_uncovered
         self._planner = Planner(PolicySet())
+        self._changes = 0
         self._standing = Standing()
         self._local = LocalBuckets(nodes)
         self._ids = RandomIds(ID_SIZE)
@@ -207,7 +209,15 @@ class Decider:
 
     def enforce(self, policies: PolicySet) -> None:
         """Let other policies be in force from the next request on (W9)."""
+        self._changes += 1
         self._planner = self._settler.planner = Planner(policies)
+
+    async def enforce_in_slices(self, policies: PolicySet) -> None:
+        """The same while requests go on: they see the old policies until the new ones are ready, then only those."""
+        self._changes = change = self._changes + 1
+        planner = await in_slices(Planner.steps(policies, self._planner))
+        if change == self._changes:  # what came meanwhile is newer
+            self._planner = self._settler.planner = planner
 
     @property
     def planner(self) -> Planner:

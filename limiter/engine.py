@@ -193,11 +193,11 @@ class Engine:
             self._decider.sign_with(Signer(self._secret))
         if self._file.policies or self._file.namespaces:
             await self.store.apply(self._file, who=FILE_AUTHOR)
-        self._take(await self.store.load())
+        await self._take(await self.store.load())
         self._waiting_for = None
         self._ready.set()
 
-    def _take(self, stored: StoredPolicies) -> None:
+    async def _take(self, stored: StoredPolicies) -> None:
         """Let what the store holds be in force; put back what it lost (S10)."""
         self._lost = stored.revision < self._revision
         if self._lost:
@@ -205,7 +205,7 @@ class Engine:
             if self._file.policies:
                 self._tasks.append(asyncio.create_task(self._put_back()))
         try:
-            self._decider.enforce(stored.policies)
+            await self._decider.enforce_in_slices(stored.policies)
         except Exception as error:
             self._unusable = f"{type(error).__name__}: {error}"
             raise

@@ -4,26 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from limiter.model.limit import Limit
 from limiter.model.matching import Matcher
 from limiter.model.operations import Charge, Want
-from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, PolicySet
+from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, Policy, PolicySet
+from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode
 
 
 class Planner:
-    """All policies in force, resolved once. Made anew, and so forgotten, whenever a policy changes."""
+    """All policies in force, resolved once; a change of policies makes another one.
+
+    What has not changed is taken over from the planner before: the limits of the same policies, and with them what
+    they have counted; and the namespaces all of whose limits are the same, with what they remember of descriptors.
+    """
 
     def __init__(self, policies: PolicySet) -> None:
+        finish(self._build(policies, None))
+
+    @classmethod
+    def steps(cls, policies: PolicySet, before: Planner) -> Steps[Planner]:
+        """The same in steps: with thousands of policies it takes longer than a request should wait."""
+        planner = cls.__new__(cls)
+        yield from planner._build(policies, before)  # noqa: SLF001  one of us
+        return planner
+
+    def _build(self, policies: PolicySet, before: Planner | None) -> Steps[None]:
         self.policies = policies
         self._limits: dict[str, dict[str, Limit]] = {}
-        for policy in policies.policies:
-            limit = Limit(policy, partitions=policies.partitions_of(policy))
-            self._limits.setdefault(policy.namespace, {})[policy.name] = limit
-        self._spaces = {
-            name: _Space(name, policies.namespace(name), list(limits.values())) for name, limits in self._limits.items()
-        }
+        self._resolved: dict[int, _Resolved] = {}
+        known = before._resolved if before else {}  # noqa: SLF001  one of us
+        for number, policy in enumerate(policies.policies):
+            if number % AT_ONCE == 0:
+                yield
+            partitions = policies.partitions_of(policy)
+            resolved = known.get(id(policy))
+            if resolved is None or resolved.policy is not policy or resolved.partitions != partitions:
+                resolved = _Resolved(policy, partitions, Limit(policy, partitions=partitions))
+            self._resolved[id(policy)] = resolved
+            self._limits.setdefault(policy.namespace, {})[policy.name] = resolved.limit
+        self._spaces: dict[str, _Space] = {}
+        for name, limits in self._limits.items():
+            yield
+            space = before._spaces.get(name) if before else None  # noqa: SLF001  one of us
+            if space is None or not space.fits(policies.namespace(name), limits):
+                matcher = yield from Matcher.steps(list(limits.values()))
+                space = _Space(name, policies.namespace(name), limits, matcher)
+            self._spaces[name] = space
 
     def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Sequence[Limit]]:
         """The limits that apply, by name, and the slot of their buckets (R9)."""
@@ -52,15 +81,28 @@ class Planner:
         return self._limits.get(namespace, {}).get(policy_of(bucket))
 
 
+class _Resolved(NamedTuple):
+    """A policy and its limit. The policy is kept, so that no other can have its identity meanwhile."""
+
+    policy: Policy
+    partitions: int
+    limit: Limit
+
+
 class _Space:
     """A namespace that has policies."""
 
-    __slots__ = ("_spread", "matcher", "slots")
+    __slots__ = ("_limits", "_spread", "matcher", "slots")
 
-    def __init__(self, name: str, spread: Namespace, limits: Sequence[Limit]) -> None:
-        self.matcher = Matcher(limits)
+    def __init__(self, name: str, spread: Namespace, limits: Mapping[str, Limit], matcher: Matcher[Limit]) -> None:
+        self.matcher = matcher
+        self._limits = limits
         self._spread = spread
         self.slots = [Slot(name, partition) for partition in range(spread.partitions)]
+
+    def fits(self, spread: Namespace, limits: Mapping[str, Limit]) -> bool:
+        """Whether it is spread like this and has these very limits."""
+        return spread == self._spread and limits == self._limits
 
     def slot(self, descriptor: Mapping[str, str]) -> Slot:
         """The partition that a descriptor belongs to."""

@@ -3,29 +3,28 @@ overload control."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from limiter.model.cycle import ControlParams, control_params
 from limiter.model.limit import Limit
 from limiter.model.overload_control import OverloadParams, overload_params
-from limiter.model.policy import PolicySet
+from limiter.model.policy import Mechanism, Policy, PolicySet
+from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot
 
 
 class Terms(NamedTuple):
     """One policy, as the controller sees it."""
 
+    policy: Policy
     limit: Limit
     control: ControlParams
     overload: OverloadParams | None
     partitions: int
     """Over how many partitions its limit is divided by shares; 1 = there is nothing to move."""
-
-    @property
-    def is_steered(self) -> bool:
-        """Whether anything of it moves."""
-        control = self.control
-        return control.cap is not None or control.learning is not None or self.partitions > 1 or self.sheds
+    divided: int
+    """Over how many partitions it is divided at all."""
 
     @property
     def sheds(self) -> bool:
@@ -55,16 +54,38 @@ class Plan:
 
 def make_plans(policies: PolicySet) -> dict[str, Plan]:
     """The namespaces with anything to steer."""
+    return finish(plan_steps(policies, {}))
+
+
+def plan_steps(policies: PolicySet, before: Mapping[str, Plan]) -> Steps[dict[str, Plan]]:
+    """The same in steps; the terms of policies that have not changed are taken over from the plans before."""
     found: dict[str, dict[str, Terms]] = {}
-    for policy in policies.policies:
-        partitions = policies.partitions_of(policy)
-        # A quota's division stays: what one part has used cannot be taken back.
-        shared = 1 if policy.quota is not None else partitions
-        overload = overload_params(policy.overload) if policy.overload else None
-        terms = Terms(Limit(policy, partitions=partitions), control_params(policy), overload, shared)
-        if terms.is_steered:
-            found.setdefault(policy.namespace, {})[policy.name] = terms
+    for number, policy in enumerate(policies.policies):
+        if number % AT_ONCE == 0:
+            yield
+        if not is_steered(policy, policies):
+            continue
+        plan = before.get(policy.namespace)
+        terms = plan.terms.get(policy.name) if plan else None
+        if terms is None or terms.policy is not policy or terms.divided != policies.partitions_of(policy):
+            terms = _terms(policy, policies)
+        found.setdefault(policy.namespace, {})[policy.name] = terms
     return {name: Plan(name, policies.namespace(name).partitions, terms) for name, terms in found.items()}
+
+
+def is_steered(policy: Policy, policies: PolicySet) -> bool:
+    """Whether anything of a policy moves: a cap, a charge, its shares, or overload control."""
+    if policy.overload is not None or policy.charge == "learned":
+        return True
+    return policy.quota is None and (policy.mechanism is not Mechanism.WORK or policies.partitions_of(policy) > 1)
+
+
+def _terms(policy: Policy, policies: PolicySet) -> Terms:
+    divided = policies.partitions_of(policy)
+    # A quota's division stays: what one part has used cannot be taken back.
+    shared = 1 if policy.quota is not None else divided
+    overload = overload_params(policy.overload) if policy.overload else None
+    return Terms(policy, Limit(policy, partitions=divided), control_params(policy), overload, shared, divided)
 
 
 def describe(plans: dict[str, Plan]) -> str:

@@ -24,9 +24,9 @@ from redis.exceptions import ResponseError
 from limiter.controller.balance import Balance
 from limiter.controller.cycle import SlotCycle
 from limiter.controller.ownership import BEATS_A_LEASE, GONE_AFTER_LEASE, preferred
-from limiter.controller.plan import Plan, describe, make_plans
-from limiter.model.policy import PolicySet
+from limiter.controller.plan import Plan, describe, plan_steps
 from limiter.model.tally import CYCLE_SECONDS, Histogram
+from limiter.slices import in_slices
 from limiter.store import keys
 from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
@@ -220,12 +220,9 @@ class Controller:
                     await self._loaded.wait()
             on_started(describe(self.plans) if self._loaded.is_set() else "nothing yet: the store does not answer")
 
-    def _take(self, stored: StoredPolicies) -> None:
-        self.enforce(stored.policies)
-
-    def enforce(self, policies: PolicySet) -> None:
-        """Steer by these policies from now on."""
-        self.plans = make_plans(policies)
+    async def _take(self, stored: StoredPolicies) -> None:
+        """Steer by these policies from now on; cycles go on while the plans are made."""
+        self.plans = await in_slices(plan_steps(stored.policies, self.plans))
         self._balances = {
             name: Balance(plan, cycle_s=self._pace.cycle_s) for name, plan in self.plans.items() if plan.is_divided
         }

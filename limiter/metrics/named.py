@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
-from limiter.controller.plan import make_plans
+from limiter.controller.plan import is_steered
 from limiter.engine import Engine
 from limiter.metrics import catalogue
 from limiter.metrics.readings import Labels, Reading, plain
@@ -21,6 +22,9 @@ from limiter.model.memory import Memory
 from limiter.model.overload_control import unpack_state
 from limiter.model.policy import PolicySet
 from limiter.model.shedding import CLASSES
+from limiter.model.steps import AT_ONCE, Steps
+from limiter.planner import Planner
+from limiter.slices import in_slices
 from limiter.store.errors import StoreError
 from limiter.store.inspect import SlotLook, look_at_slot
 from limiter.store.keys import Slot
@@ -41,22 +45,31 @@ class Named(NamedTuple):
     slots: Sequence[Slot]
 
 
+class _Plan(NamedTuple):
+    """What to look at while some policies are in force."""
+
+    policies: PolicySet
+    named: list[Named]
+    steered: set[Slot]
+    not_shown: int
+    """Policies without `per` that were left out because the display limit was reached."""
+
+
 class NamedPolicies:
     """Looks at the named buckets of a node's policies, and at who steers their partitions."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._policies: PolicySet | None = None
-        self._named: list[Named] = []
-        self._steered: set[Slot] = set()
-        self._not_shown = 0
+        self._plan: _Plan | None = None
 
     async def read(self) -> list[Reading]:
         """What the store says of them; nothing if it does not answer in time."""
-        if self._policies is not self._engine.policies:
-            self._plan(self._engine.policies)
-        names: dict[Slot, list[str]] = {slot: [] for slot in self._steered}
-        for named in self._named:
+        plan = self._plan
+        if plan is None or plan.policies is not self._engine.policies:
+            self._plan = plan = await in_slices(_plan(self._engine.decider.planner))
+        # From here on only what this plan names: another scrape may replace it while the store is asked.
+        names: dict[Slot, list[str]] = {slot: [] for slot in plan.steered}
+        for named in plan.named:
             for slot in named.slots:
                 names.setdefault(slot, []).append(named.bucket)
         try:
@@ -66,40 +79,47 @@ class NamedPolicies:
         except (StoreError, ResponseError):
             return []
         found = dict(zip(names, looks, strict=True))
-        unsteered = sum(not found[slot].is_owned for slot in self._steered)
+        unsteered = sum(not found[slot].is_owned for slot in plan.steered)
         return [
             plain(catalogue.UNSTEERED, unsteered),
-            plain(catalogue.POLICIES_NOT_SHOWN, self._not_shown),
-            *_readings(self._states(found)),
+            plain(catalogue.POLICIES_NOT_SHOWN, plan.not_shown),
+            *_readings(_states(plan.named, found, self._engine.now_us())),
         ]
 
-    def _plan(self, policies: PolicySet) -> None:
-        """Which buckets there are; done anew when the policies have changed."""
-        planner = self._engine.decider.planner
-        every = [
-            Named(namespace, limit, bucket, slots)
-            for namespace, limit in planner.limits()
-            if not limit.per
-            for slots, bucket in [planner.places(namespace, limit, {})]
-        ]
-        fitting = [named for named in every if len(named.slots) <= SLOTS_MAX][:POLICIES_MAX]
-        slots = [slot for plan in make_plans(policies).values() for slot in plan.slots]
-        self._named, self._not_shown = fitting, len(every) - len(fitting)
-        self._steered, self._policies = set(slots[:SLOTS_MAX]), policies
 
-    def _states(self, looks: Mapping[Slot, SlotLook]) -> Iterator[tuple[Labels, Limit, Record, Memory | None]]:
-        """Every bucket as it would be at the next request."""
-        now_us = self._engine.now_us()
-        for named in self._named:
-            params = named.limit.params(now_us)
-            for slot in named.slots:
-                record = looks[slot].records.get(named.bucket)
-                if record is None:
-                    record = fresh(params, now_us)
-                else:
-                    advance(record, params, now_us)
-                labels = (named.namespace, named.limit.name)
-                yield labels, named.limit, record, looks[slot].memories.get(named.bucket)
+def _plan(planner: Planner) -> Steps[_Plan]:
+    """Which buckets there are; made again, in steps, when the policies have changed."""
+    policies, every, steered = planner.policies, list[Named](), set[str]()
+    for number, (namespace, limit) in enumerate(planner.limits()):
+        if number % AT_ONCE == 0:
+            yield
+        if not limit.per:
+            slots, bucket = planner.places(namespace, limit, {})
+            every.append(Named(namespace, limit, bucket, slots))
+    for number, policy in enumerate(policies.policies):
+        if number % AT_ONCE == 0:
+            yield
+        if is_steered(policy, policies):
+            steered.add(policy.namespace)
+    fitting = [named for named in every if len(named.slots) <= SLOTS_MAX][:POLICIES_MAX]
+    slots_of = (Slot(name, part) for name in sorted(steered) for part in range(policies.namespace(name).partitions))
+    return _Plan(policies, fitting, set(islice(slots_of, SLOTS_MAX)), len(every) - len(fitting))
+
+
+def _states(
+    every: Iterable[Named], looks: Mapping[Slot, SlotLook], now_us: int
+) -> Iterator[tuple[Labels, Limit, Record, Memory | None]]:
+    """Every bucket as it would be at the next request."""
+    for named in every:
+        params = named.limit.params(now_us)
+        for slot in named.slots:
+            record = looks[slot].records.get(named.bucket)
+            if record is None:
+                record = fresh(params, now_us)
+            else:
+                advance(record, params, now_us)
+            labels = (named.namespace, named.limit.name)
+            yield labels, named.limit, record, looks[slot].memories.get(named.bucket)
 
 
 def _readings(states: Iterable[tuple[Labels, Limit, Record, Memory | None]]) -> list[Reading]:

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from limiter.model.steps import AT_ONCE, Steps, finish
+
 CLASSES_KEPT_MAX = 4096
 """Values of a dimension whose class is remembered."""
 
@@ -109,13 +111,29 @@ class Matcher(Generic[PolicyT]):
     """The policies of one namespace, ready to be asked."""
 
     def __init__(self, policies: Sequence[PolicyT]) -> None:
+        finish(self._build(policies))
+
+    @classmethod
+    def steps(cls, policies: Sequence[PolicyT]) -> Steps[Matcher[PolicyT]]:
+        """The same in steps: thousands of policies take a while."""
+        matcher = cls.__new__(cls)
+        yield from matcher._build(policies)  # noqa: SLF001  one of us
+        return matcher
+
+    def _build(self, policies: Sequence[PolicyT]) -> Steps[None]:
         patterns: dict[str, set[str | None]] = {}
-        for policy in policies:
+        for number, policy in enumerate(policies):
+            if number % AT_ONCE == 0:
+                yield
             for dimension, pattern in policy.match.items():
                 patterns.setdefault(dimension, set()).add(pattern)
-        self._dimensions = [(name, _Dimension(found)) for name, found in sorted(patterns.items())]
+        self._dimensions: list[tuple[str, _Dimension]] = []
+        for name, found in sorted(patterns.items()):
+            yield
+            self._dimensions.append((name, _Dimension(found)))
         self._known = [(name, dimension.known, dimension.class_of) for name, dimension in self._dimensions]
-        self._index = _Index(policies)
+        self._index: _Index[PolicyT] = _Index()
+        yield from self._index.build(policies)
         self._found: dict[tuple[Class, ...], tuple[PolicyT, ...]] = {}
 
     def match(self, descriptor: Mapping[str, str]) -> tuple[PolicyT, ...]:
@@ -143,11 +161,20 @@ class Matcher(Generic[PolicyT]):
 class _Index(Generic[PolicyT]):
     """Finds the policies that could cover a descriptor, each by the one of its patterns that fewest others have."""
 
-    def __init__(self, policies: Sequence[PolicyT]) -> None:
-        uses = Counter(place for policy in policies for place in policy.match.items())
+    def __init__(self) -> None:
         self._everywhere: list[PolicyT] = []
         self._at: dict[str, dict[str | None, list[PolicyT]]] = {}
-        for policy in policies:
+
+    def build(self, policies: Sequence[PolicyT]) -> Steps[None]:
+        """Take in policies, in steps."""
+        uses: Counter[tuple[str, str | None]] = Counter()
+        for number, policy in enumerate(policies):
+            if number % AT_ONCE == 0:
+                yield
+            uses.update(policy.match.items())
+        for number, policy in enumerate(policies):
+            if number % AT_ONCE == 0:
+                yield
             rarest = min(policy.match.items(), key=uses.__getitem__, default=None)
             if rarest is None:
                 self._everywhere.append(policy)

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from os import urandom
@@ -100,6 +100,10 @@ class StoredPolicies:
     def get(self, name: str) -> Policy | None:
         """One of the policies."""
         return next((policy for policy in self.policies.policies if policy.name == name), None)
+
+
+OnChange = Callable[[StoredPolicies], Awaitable[None]]
+"""Takes over what is in force now; the next change waits until it has."""
 
 
 class AppliedSet(NamedTuple):
@@ -276,8 +280,8 @@ class PolicyStore:
                 high = middle
         return low
 
-    async def watch(self, on_change: Callable[[StoredPolicies], None]) -> None:
-        """Tell what is in force, now and whenever that changes, until cancelled.
+    async def watch(self, on_change: OnChange) -> None:
+        """Tell what is in force, now and whenever that changes, until cancelled; one change after the other.
 
         A store that is away is waited for. One that lost its policies (S10) is told of like any other change: its
         revision is lower than before, or 0.
@@ -376,7 +380,7 @@ class PolicyStore:
 class _Watcher:
     """Knows what was told last, and tells what is new."""
 
-    def __init__(self, store: PolicyStore, on_change: Callable[[StoredPolicies], None]) -> None:
+    def __init__(self, store: PolicyStore, on_change: OnChange) -> None:
         self._store = store
         self._on_change = on_change
         self._told: StoredPolicies | None = None
@@ -397,13 +401,13 @@ class _Watcher:
         self._away = False
         if stored is not self._told:
             self._told = stored
-            self._tell(stored)
+            await self._tell(stored)
 
-    def _tell(self, stored: StoredPolicies) -> None:
+    async def _tell(self, stored: StoredPolicies) -> None:
         for name, problem in stored.damaged.items():
             log.error("the store's %s is damaged and left out: %s", name, problem)
         try:
-            self._on_change(stored)
+            await self._on_change(stored)
         except Exception:  # whatever it is, the next change must still be told
             log.exception("policies of revision %d could not be taken over", stored.revision)
 

@@ -12,6 +12,7 @@ from limiter.engine import Engine, open_engine
 from limiter.errors import UnknownReservation
 from limiter.model.contract import AcquireRequest, Decision, Granted, SettleRequest
 from limiter.model.policy import PolicyError, PolicySet, read_policy
+from limiter.model.steps import Steps
 from limiter.planner import Planner
 from limiter.settings import Settings
 from tests.support.nodes import until
@@ -84,13 +85,13 @@ async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_o
     """As a node would find them that is older than who wrote them."""
     unheard_of = read_policy({"name": "new", "match": {}, "rate": 7})
 
-    def refuse(planner: Planner, policies: PolicySet) -> None:
+    def refuse(policies: PolicySet, before: Planner) -> Steps[Planner]:
         if unheard_of in policies.policies:
             raise ValueError("unheard of")
-        start(planner, policies)
+        return steps(policies, before)
 
-    start = Planner.__init__
-    monkeypatch.setattr(Planner, "__init__", refuse)
+    steps = Planner.steps
+    monkeypatch.setattr(Planner, "steps", refuse)
     async with running_engine(valkey.url) as engine:
         await engine.store.put(unheard_of, who="a test", expected=None)
         await until(lambda: bool(engine.warnings()))

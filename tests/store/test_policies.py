@@ -499,7 +499,11 @@ async def test_s8_a_full_store_refuses_at_once(tmp_path: Path) -> None:
 async def watching(store: PolicyStore) -> AsyncIterator[list[StoredPolicies]]:
     """What a node is told."""
     told: list[StoredPolicies] = []
-    task = asyncio.create_task(store.watch(told.append))
+
+    async def take(stored: StoredPolicies) -> None:
+        told.append(stored)
+
+    task = asyncio.create_task(store.watch(take))
     try:
         yield told
         assert not task.done()
@@ -608,7 +612,7 @@ async def test_whoever_cannot_take_a_change_is_told_of_the_next(
 ) -> None:
     told: list[int] = []
 
-    def stumble(stored: StoredPolicies) -> None:
+    async def stumble(stored: StoredPolicies) -> None:
         told.append(stored.revision)
         raise RuntimeError("no")
 
