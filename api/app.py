@@ -26,6 +26,7 @@ from api import (
     policy_routes,
     render,
     signal_routes,
+    uncovered_routes,
 )
 from api.auth import Forbidden, Unauthenticated
 from api.decode import BadRequest, Invalid
@@ -56,6 +57,7 @@ MODULES = (
     audit_routes,
     bucket_routes,
     controller_routes,
+    uncovered_routes,
     health_routes,
     metrics_routes,
     docs_page,

@@ -86,6 +86,7 @@ _GRANTED = {
     "overloaded": False,
     "quality": 1.0,
     "degraded": False,
+    "covered": True,
 }
 _REFUSED = {
     "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
@@ -288,6 +289,20 @@ _STEERED = {
 }
 CONTROLLER: dict[str, Any] = {
     "responses": {200: _answer("A page of buckets, and why they are steered as they are", None, _STEERED), **_READ}
+}
+_UNCOVERED = {
+    "namespace": "default",
+    "namespace_known": True,
+    "dimensions": ["costumer", "service"],
+    "nearest": {"costumer": "customer"},
+    "count": 1207,
+    "count_error": 0,
+    "first_seen_ms": 1767225600000.0,
+    "last_seen_ms": 1767229200000.0,
+    "examples": [{"service": "orders", "costumer": "c1"}],
+}
+UNCOVERED: dict[str, Any] = {
+    "responses": {200: _answer("The most frequent of this process", None, {"uncovered": [_UNCOVERED]}), **_READ}
 }
 METRICS: dict[str, Any] = {
     "responses": {

@@ -89,6 +89,7 @@ def _granted(granted: Granted) -> bytes:
             granted.overloaded,
             granted.quality,
             granted.degraded,
+            granted.covered,
         )
     )
 

@@ -37,6 +37,8 @@ class GrantedAnswer(Struct, frozen=True):
     overloaded: bool
     quality: float
     degraded: bool
+    covered: bool
+    """False where no policy covers the request: nothing was charged, and nothing limits it."""
 
 
 class SettledAnswer(Struct, frozen=True):

@@ -15,7 +15,7 @@ import uvloop
 from api import logs
 from api.auth import KeyEntryError, new_key
 from api.server import serve, tame_collector
-from limiter import cli_policies
+from limiter import cli_policies, cli_uncovered
 from limiter.cli_policies import embedded_url
 from limiter.controller.child import keep_running
 from limiter.controller.worker import Controller
@@ -41,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 cli_policies.register(app)
+cli_uncovered.register(app)
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ from limiter.model.policy import Criticality, OnStoreFailure, PolicySet
 from limiter.model.reservation import ID_SIZE, Keyring, Reservation, Signer
 from limiter.model.shedding import CLASS_NUMBERS
 from limiter.model.tally import DecisionTally, SettleTally
+from limiter.model.uncovered import TEXT_KEPT_MAX, UncoveredTally
 from limiter.planner import Planner, want
 from limiter.settler import NO_LATENCY, Settler
 from limiter.slices import in_slices
@@ -200,6 +201,7 @@ class Decider:
         self._ids = RandomIds(ID_SIZE)
         self.decisions = DecisionTally()
         self.settles = SettleTally()
+        self.uncovered = UncoveredTally()
         self._settler = Settler(buckets, self._keyring, self._standing, self.settles, deadline_s=deadline_s)
 
     @property
@@ -316,7 +318,7 @@ class Decider:
             # A shadow refuses nothing, not even by a damaged record (P11, S11).
             case.limits = [limit for limit in case.limits if not limit.shadow]
             if not case.limits:
-                return self.uncovered_decision(case)
+                return self._let_pass(case)
             self._ask_again(case)
             return None
         return self._decide(case, case.operation.wants, answer)
@@ -418,14 +420,22 @@ class Decider:
 
     def uncovered_decision(self, case: _Case) -> Granted:
         """P7: no policy speaks of it."""
-        self.decisions.uncovered += 1
+        namespace = case.request.namespace
+        declared = self._planner.declares(namespace)
+        self.decisions.uncovered[declared] += 1
+        self.uncovered.count(namespace, case.request.descriptor, self._now_us(), declared=declared)
         if self._refuse_uncovered:
-            raise Uncovered("no policy covers this descriptor, and this service refuses what is not covered")
+            raise Uncovered(_refused_uncovered(namespace, declared=declared))
+        return self._let_pass(case, covered=False)
+
+    def _let_pass(self, case: _Case, *, covered: bool = True) -> Granted:
+        """Grant without charging anything."""
         return Granted(
             reservation="" if case.request.dry_run else self._sign(case, (), self._now_us()),
             charged=0.0,
             expires_in_ms=case.request.ttl_ms,
             limits=(),
+            covered=covered,
         )
 
     def _without_store(self, case: _Case) -> Decision:
@@ -468,6 +478,15 @@ def _told(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> tuple[boo
     """Whether callers should slow down, and how good their answers should be."""
     told = pressure(limits, answers)
     return told.overloaded, told.quality
+
+
+def _refused_uncovered(namespace: str, *, declared: bool) -> str:
+    if declared:
+        return "no policy covers this descriptor, and this service refuses what is not covered"
+    return (
+        f"no policy covers this descriptor: nobody declared the namespace {namespace[:TEXT_KEPT_MAX]!a}, and this "
+        "service refuses what is not covered"
+    )
 
 
 def _too_many(count: int) -> str:

@@ -61,6 +61,15 @@ class Planner:
             return Slot(namespace), ()
         return space.slot(descriptor), space.matcher.match(descriptor)
 
+    def declares(self, namespace: str) -> bool:
+        """Whether somebody declared the namespace, or put a policy there."""
+        return namespace in self._spaces or namespace in self.policies.namespaces
+
+    def dimensions(self, namespace: str) -> set[str]:
+        """The dimensions that the policies of a namespace speak of."""
+        limits = self._limits.get(namespace, {}).values()
+        return {name for limit in limits for name in (*limit.match, *limit.per)}
+
     def places(self, namespace: str, limit: Limit, key: Mapping[str, str] | None) -> tuple[Sequence[Slot], str]:
         """The slots of a limit's bucket and its name there; without a key those of all its buckets, by its own name.
 

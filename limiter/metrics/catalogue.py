@@ -51,7 +51,11 @@ DECISIONS = _counter(
 DEGRADED = _counter(
     "headgate_degraded_decisions_total", "Those of them that were decided without the store.", "decision"
 )
-UNCOVERED = _counter("headgate_uncovered_requests_total", "Acquires that no policy covers.")
+UNCOVERED = _counter(
+    "headgate_uncovered_requests_total",
+    "Acquires that no policy covers, by whether their namespace is declared or has policies (true, false).",
+    "namespace_known",
+)
 DRY_RUNS = _counter("headgate_dry_runs_total", "Acquires that only asked what would be.")
 REPLAYED = _counter("headgate_replayed_decisions_total", "Acquires answered again under their Idempotency-Key.")
 WORK_ADMITTED = _counter("headgate_work_admitted_total", "Work units that granted acquires were charged.")

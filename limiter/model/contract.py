@@ -110,6 +110,8 @@ class Granted(Struct, frozen=True):
     quality: float = 1.0
     degraded: bool = False
     replayed: bool = False
+    covered: bool = True
+    """False where no policy covers the request, so that nothing was charged (P7)."""
 
 
 Reason = Literal["work", "request_rate", "quota", "overload"]

@@ -74,7 +74,8 @@ class DecisionTally:
         self.unanswered: dict[Unanswered, int] = dict.fromkeys(UNANSWERED, 0)
         self.degraded_granted = 0
         self.degraded_refused = 0
-        self.uncovered = 0
+        self.uncovered: dict[bool, int] = {True: 0, False: 0}
+        """By whether their namespace was declared."""
         self.dry_runs = 0
         self.replayed = 0
         self.work_admitted = 0.0

@@ -29,7 +29,7 @@ OPERATIONS = [
     "GET /v1/policies/{name}", "PUT /v1/policies/{name}", "DELETE /v1/policies/{name}",
     "GET /v1/policies/{name}/history", "POST /v1/policies/{name}/rollback", "GET /v1/namespaces",
     "GET /v1/namespaces/{name}", "PUT /v1/namespaces/{name}", "DELETE /v1/namespaces/{name}", "GET /v1/audit",
-    "GET /v1/buckets", "GET /v1/controller", "GET /healthz", "GET /readyz", "GET /metrics",
+    "GET /v1/buckets", "GET /v1/controller", "GET /v1/uncovered", "GET /healthz", "GET /readyz", "GET /metrics",
 ]  # fmt: skip
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 

@@ -162,14 +162,18 @@ async def test_p2_in_a_group_an_override_beats_the_default(decider: Decider) -> 
 
 async def test_p7_what_no_policy_covers_is_approved_and_counted(decider: Decider) -> None:
     grant = granted(await decider.acquire(ask()))
-    assert (grant.limits, grant.charged, decider.decisions.uncovered) == ((), 0.0, 1)
+    assert (grant.limits, grant.charged, grant.covered) == ((), 0.0, False)
+    assert decider.decisions.uncovered == {True: 0, False: 1}, "nobody declared the namespace"
     assert (await decider.settle(SettleRequest(grant.reservation, 5))).adjusted == 0
 
 
 async def test_p7_or_refused_where_that_is_set(valkey: Server) -> None:
     link = await open_link(valkey.url)
     strict = Decider(Buckets(link), Signer(b"s"), deadline_s=5, refuse_uncovered=True)
-    with pytest.raises(Uncovered, match="no policy covers"):
+    with pytest.raises(Uncovered, match="no policy covers this descriptor: nobody declared the namespace 'default'"):
+        await strict.acquire(ask())
+    enforce(strict, reads(match={"service": "other"}))
+    with pytest.raises(Uncovered, match="no policy covers this descriptor, and this service refuses"):
         await strict.acquire(ask())
     await link.aclose()
 

@@ -36,7 +36,7 @@ def shelf(directory: Path, pid: int, *readings: Reading) -> Shelf:
 
 def readings(*, count: float = 0, nodes: float = 0, up: float = 1, owned: float = 0) -> list[Reading]:
     return [
-        plain(catalogue.UNCOVERED, count),
+        plain(catalogue.DRY_RUNS, count),
         plain(catalogue.NODES, nodes),
         plain(catalogue.STORE_UP, up),
         plain(catalogue.OWNED, owned),
@@ -52,7 +52,7 @@ def test_counters_and_histograms_add_up_and_gauges_as_they_are_defined(tmp_path:
     shelf(tmp_path, 1, *readings(count=2, nodes=4, up=1, owned=3))
     shelf(tmp_path, 2, *readings(count=3, nodes=5, up=0, owned=4))
     found = shown(tmp_path)
-    assert found.value("headgate_uncovered_requests_total") == 5
+    assert found.value("headgate_dry_runs_total") == 5
     assert found.value("headgate_nodes") == 5
     assert found.value("headgate_store_up") == 0
     assert found.value("headgate_controller_owned_partitions") == 7
@@ -76,7 +76,7 @@ def test_values_are_absolute_so_leaving_them_twice_changes_nothing(tmp_path: Pat
     made = shelf(tmp_path, 1, *readings(count=2))
     made.flush()
     made.close()
-    assert shown(tmp_path).value("headgate_uncovered_requests_total") == 2
+    assert shown(tmp_path).value("headgate_dry_runs_total") == 2
 
 
 def test_what_a_process_counted_stays_when_it_has_gone_and_its_gauges_go(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_a_process_counted_stays_when_it_has_gone_and_its_gauges_go(tmp_pat
         bury(tmp_path, pid)
     shelf(tmp_path, 1, *readings(count=1, owned=1))  # the number of a process may come again
     found = shown(tmp_path)
-    assert found.value("headgate_uncovered_requests_total") == 19 * 2 + 1
+    assert found.value("headgate_dry_runs_total") == 19 * 2 + 1
     assert found.value("headgate_controller_owned_partitions") == 1
     assert found.value("headgate_store_call_operations_count", operation="acquire") == 19 * 3 + 2
     assert {path.name for path in tmp_path.glob("*_gone.db")} == {"counter_gone.db", "histogram_gone.db"}
@@ -104,14 +104,14 @@ async def test_a_last_flush_comes_with_the_end(tmp_path: Path) -> None:
     numbers = readings(count=7)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert shown(tmp_path).value("headgate_uncovered_requests_total") == 7
+    assert shown(tmp_path).value("headgate_dry_runs_total") == 7
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_both_formats_can_be_had(accept: str) -> None:
     body, content_type = encode(families(readings(count=3)), accept)
     assert content_type.startswith("application/openmetrics-text" if accept else "text/plain")
-    assert b"headgate_uncovered_requests_total 3.0\n" in body
+    assert b"headgate_dry_runs_total 3.0\n" in body
     assert body.endswith(b"# EOF\n") == bool(accept)
 
 
@@ -137,11 +137,14 @@ def test_any_worker_answers_for_all_and_what_one_counted_survives_it(node: tuple
         assert answer.status_code == 200
         asked += 1
     for _ in range(4):
-        eventually(lambda: scrape_anew(client).value(uncovered) == asked, what="within about a second all is seen")
+        eventually(
+            lambda: scrape_anew(client).value(uncovered, namespace_known="false") == asked,
+            what="within about a second all is seen",
+        )
     assert scrape_anew(client).value("headgate_http_requests_total", route="/v1/acquire", status="200") == asked
     os.kill(workers[0], signal.SIGKILL)
     eventually(lambda: len(_children(supervisor)) == 2 and workers[0] not in _children(supervisor))
-    assert scrape_anew(client).value(uncovered) == asked
+    assert scrape_anew(client).value(uncovered, namespace_known="false") == asked
 
 
 def scrape_anew(client: httpx.Client) -> Scrape:

@@ -57,7 +57,8 @@ def test_decisions_work_and_answers_are_counted(node: LiveApi) -> None:
     assert shown.value("headgate_work_settled_total") == 6
     assert shown.value("headgate_work_corrected_total", direction="debited") == 2
     assert shown.value("headgate_dry_runs_total") == 1
-    assert shown.value("headgate_uncovered_requests_total") == 1
+    assert shown.value("headgate_uncovered_requests_total", namespace_known="true") == 1
+    assert shown.value("headgate_uncovered_requests_total", namespace_known="false") == 0
     assert shown.value("headgate_settles_total", outcome="duplicate") == 1
     answers = {
         (labels[0][1], labels[1][1]): value for labels, value in shown.values("headgate_http_requests_total").items()
