@@ -23,13 +23,13 @@ def test_a_grant_is_what_the_contract_says(client: httpx.Client, customer: str) 
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
     assert list(body) == [
-        "granted", "reservation", "charged", "expires_in_ms", "limits", "overloaded", "quality", "degraded",
+        "granted", "reservation", "charged", "expires_in_ms", "limits", "overloaded", "quality", "degraded", "covered",
     ]  # fmt: skip
     assert body.pop("reservation")
     limits = [{"policy": "reads", "mechanism": "work", "balance": 47.0, "capacity": 50.0, "rate": 100.0}]
     assert body == {
         "granted": True, "charged": 3.0, "expires_in_ms": 60_000, "limits": limits,
-        "overloaded": False, "quality": 1.0, "degraded": False,
+        "overloaded": False, "quality": 1.0, "degraded": False, "covered": True,
     }  # fmt: skip
     assert answer.headers["ratelimit"] == '"reads";r=47;t=1'
     assert answer.headers["ratelimit-policy"] == '"reads";q=100;w=1'
