@@ -7,17 +7,20 @@ bytes ── msgspec ──► request
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from api import json_text
-from api.explain import FieldProblem, problems
-from api.json_text import Fields, Malformed, shown
+from api.explain import PROBLEMS_MAX, FieldProblem, problems
+from api.json_text import Fields, Malformed, TooMany, shown
 from limiter.model.contract import AcquireRequest, SettleRequest, SignalRequest
 
 OPERATIONS_MAX = 1000
+BATCH_PROBLEMS_MAX = 200
+"""Problems that the answer to a batch lists; every operation after that names its first."""
 IDEMPOTENCY_KEY_MAX = 255
 
 
@@ -177,50 +180,61 @@ def _header(value: bytes) -> str:
     return shown(value.decode("latin-1"))
 
 
+def document(body: bytes) -> Any:
+    """A body as plain data, or BadRequest; what cannot be in it is kept as it was written (`api.json_text`)."""
+    try:
+        return json_text.read(body)
+    except Malformed as malformed:
+        raise BadRequest(str(malformed)) from None
+    except TooMany as error:
+        raise TooLong(str(error)) from None
+
+
 def _explained(body: bytes, kind: type[Struct], error: Exception | None = None) -> BadRequest:
     try:
-        document = json_text.read(body)
-    except Malformed as malformed:
-        return BadRequest(str(malformed))
-    found = problems(document, kind)
+        read = document(body)
+    except BadRequest as refused:
+        return refused
+    found = problems(read, kind)
     return Invalid(found) if found else BadRequest(f"the body cannot be read: {error}")
 
 
 def _batch_leniently(body: bytes) -> Sequence[Operation | BadRequest]:
-    try:
-        document = json_text.read(body)
-    except Malformed as malformed:
-        raise BadRequest(str(malformed)) from None
-    operations = _operations_of(document)
+    operations = _operations_of(document(body))
     if len(operations) > OPERATIONS_MAX:
         raise TooLong(f"operations: found {len(operations)}; allowed: at most {OPERATIONS_MAX}")
-    return [_operation(operation) for operation in operations]
+    read: list[Operation | BadRequest] = []
+    left = BATCH_PROBLEMS_MAX
+    for operation in operations:
+        read.append(_operation(operation, most=max(1, min(left, PROBLEMS_MAX))))
+        left -= len(read[-1].problems) if isinstance(read[-1], Invalid) else 0
+    return read
 
 
-def _operations_of(document: Any) -> list[Any]:
+def _operations_of(read: Any) -> list[Any]:
     allowed = f"an object with a list of at most {OPERATIONS_MAX} operations"
-    if not isinstance(document, Fields):
-        raise Invalid([FieldProblem("", shown(document), allowed)])
-    names = document.keys() - {"operations"}
-    unknown = [FieldProblem(shown(name), "a field that is not known", "operations") for name in sorted(names)]
-    twice = [FieldProblem("operations", "it more than once", "each name once") for _ in document.twice]
+    if not isinstance(read, Fields):
+        raise Invalid([FieldProblem("", shown(read), allowed)])
+    names = nsmallest(PROBLEMS_MAX, read.keys() - {"operations"})
+    unknown = [FieldProblem(shown(name), "a field that is not known", "operations") for name in names]
+    twice = [FieldProblem("operations", "it more than once", "each name once")] if "operations" in read.twice else []
     if unknown or twice:
         raise Invalid([*unknown, *twice])
-    operations = document.get("operations")
+    operations = read.get("operations")
     if not isinstance(operations, list):
         raise Invalid([FieldProblem("operations", shown(operations), "a list of operations")])
     return operations
 
 
-def _operation(document: Any) -> Operation | BadRequest:
-    name = document.get("op") if isinstance(document, Fields) else None
+def _operation(read: Any, *, most: int) -> Operation | BadRequest:
+    name = read.get("op") if isinstance(read, Fields) else None
     kind = _OPERATIONS.get(name) if isinstance(name, str) else None
     if kind is None:
         return Invalid([FieldProblem("op", shown(name), " or ".join(_OPERATIONS))])
-    found = problems(document, kind)
+    found = problems(read, kind, most)
     if found:
         return Invalid(found)
     try:
-        return msgspec.convert(document, kind)
+        return msgspec.convert(read, kind)
     except msgspec.ValidationError as error:
         return BadRequest(f"the operation cannot be read: {error}")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from heapq import nsmallest
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -32,10 +35,12 @@ class FieldProblem(msgspec.Struct, frozen=True):
         return f"{self.field or 'the body'}: {found}allowed: {self.allowed}"
 
 
-def problems(document: Any, kind: type[msgspec.Struct]) -> list[FieldProblem]:
+def problems(document: Any, kind: type[msgspec.Struct], most: int = PROBLEMS_MAX) -> list[FieldProblem]:
     """Everything that keeps a document from being one of this kind, the first few."""
-    found = _any("", document, inspect.type_info(kind))
-    return [problem for problem, _ in zip(found, range(PROBLEMS_MAX), strict=False)]
+    return list(islice(_any("", document, _described(kind)), most))
+
+
+_described = cache(inspect.type_info)
 
 
 def _any(at: str, value: Any, kind: inspect.Type) -> Iterator[FieldProblem]:
@@ -57,7 +62,7 @@ def _struct(at: str, value: Any, kind: inspect.StructType) -> Iterator[FieldProb
     yield from _twice(at, value)
     fields = {field.encode_name: field for field in kind.fields}
     tags = {kind.tag_field} if kind.tag_field else set()
-    for name in sorted(value.keys() - fields.keys() - tags):
+    for name in nsmallest(PROBLEMS_MAX, value.keys() - fields.keys() - tags):
         yield FieldProblem(_inside(at, name), "a field that is not known", ", ".join(fields))
     for name, field in fields.items():
         if name in value:
@@ -73,7 +78,7 @@ def _mapping(at: str, value: Any, kind: inspect.DictType) -> Iterator[FieldProbl
     yield from _twice(at, value)
     if not _within(len(value), kind.min_length, kind.max_length):
         yield FieldProblem(at, f"{len(value)} names", _allowed(kind))
-    for name, inner in value.items():
+    for name, inner in islice(value.items(), kind.max_length):  # of too many, the first
         if not _fits(name, kind.key_type):
             yield FieldProblem(at, f"the name {shown(name)}", f"names that are {_allowed(kind.key_type)}")
         yield from _any(_inside(at, name), inner, kind.value_type)
@@ -92,7 +97,7 @@ def _inside(at: str, name: str) -> str:
 
 def _fits(value: Any, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.StrType):
-        return _is_text(value) and _within(len(value), kind.min_length, kind.max_length)
+        return isinstance(value, str) and _within(len(value), kind.min_length, kind.max_length) and is_text(value)
     if isinstance(kind, inspect.BoolType):
         return isinstance(value, bool)
     if isinstance(kind, inspect.IntType):
@@ -104,10 +109,15 @@ def _fits(value: Any, kind: inspect.Type) -> bool:
     raise AssertionError(f"no request has a field of {kind}")
 
 
-def _is_text(value: Any) -> bool:
-    if not isinstance(value, str) or isinstance(value, Odd):
+def is_text(value: str) -> bool:
+    """Whether it is Unicode text, which half of a surrogate pair is not, nor is a number where text is wanted."""
+    if isinstance(value, Odd):
         return False
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _within(number: float, least: float | None, most: float | None) -> bool:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 
-from api import json_text
+from api import decode, json_text
 from api.answer import JSON, Answer
 from api.auth import Principal, Right
-from api.decode import BadRequest, Invalid, check_json
-from api.explain import FieldProblem
-from api.json_text import Fields, Malformed
+from api.decode import Invalid, TooLong
+from api.explain import FieldProblem, is_text
+from api.json_text import Fields
 from api.limits import read_body
 from api.plane import Plane
 from api.request_ids import SENT, identified
 from limiter.engine import Engine
 from limiter.settings import Settings
+
+DOCUMENT_BYTES_MAX = 131_072
+"""Of a policy or a namespace: each value is checked by a function of its own, so a megabyte would take too long."""
+
+STEP_MAX = 64
 
 
 def respond(answer: Answer) -> Response:
@@ -61,29 +67,59 @@ def admit(request: Request, right: Right) -> Principal:
 
 async def document_of(request: Request) -> Any:
     """A body as plain data, each name once and each number finite; BadRequest if it is not that."""
-    body = await body_of(request)
-    headers = dict(request.scope["headers"])
-    check_json(headers.get(b"content-type"), headers.get(b"content-encoding"))
-    try:
-        document = json_text.read(body)
-    except Malformed as malformed:
-        raise BadRequest(str(malformed)) from None
-    _check_sound("", document)
+    return checked(await body_of(request))
+
+
+def checked(body: bytes) -> Any:
+    """The document in a body, each name once and each number finite; BadRequest if it is not that."""
+    if len(body) > DOCUMENT_BYTES_MAX:
+        raise TooLong(f"the document has {len(body)} bytes; allowed: at most {DOCUMENT_BYTES_MAX}")
+    document = decode.document(body)
+    unsound = _unsound(document)
+    if unsound is not None:
+        steps, found, allowed = unsound
+        raise Invalid([FieldProblem(_place(reversed(steps)), found, allowed)])
     return document
 
 
-def _check_sound(at: str, value: Any) -> None:
-    """What JSON cannot say, or says twice, is refused wherever it stands."""
-    if isinstance(value, json_text.Odd):
-        raise Invalid([FieldProblem(at, str(value)[:60], "a finite number")])
-    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        raise Invalid([FieldProblem(at, json_text.shown(value), "Unicode text")])
+_Unsound = tuple[list[str | int], str, str]
+"""Where, from the inside out; what was found; what is allowed."""
+
+
+def _unsound(value: Any) -> _Unsound | None:
+    """What JSON cannot say, or says twice, wherever it stands. Its place is put together only once it is found."""
+    if isinstance(value, str):
+        return None if is_text(value) else _unsound_text(value)
     if isinstance(value, Fields):
         if value.twice:
-            raise Invalid([FieldProblem(at, json_text.shown(value.twice[0]), "each name once")])
+            return [], json_text.shown(value.twice[0]), "each name once"
         for name, inner in value.items():
-            _check_sound(at, name)
-            _check_sound(f"{at}.{name}".lstrip("."), inner)
+            if not is_text(name):
+                return _unsound_text(name)
+            if (found := _unsound(inner)) is not None:
+                found[0].append(name)
+                return found
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _check_sound(f"{at}[{index}]", inner)
+            if (found := _unsound(inner)) is not None:
+                found[0].append(index)
+                return found
+    return None
+
+
+def _unsound_text(value: str) -> _Unsound:
+    if isinstance(value, json_text.Odd):
+        return [], json_text.shown(value), "a finite number"
+    return [], json_text.shown(value), "Unicode text"
+
+
+def _place(steps: Iterable[str | int]) -> str:
+    """`match.service`, `per[3]`."""
+    place = ""
+    for step in steps:
+        place += f"[{step}]" if isinstance(step, int) else f".{_step(step)}"
+    return place.lstrip(".")
+
+
+def _step(name: str) -> str:
+    return name if len(name) <= STEP_MAX and name.isprintable() else json_text.shown(name)

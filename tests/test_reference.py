@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from api import limits
 from api.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
-from api.json_text import DEPTH_MAX
+from api.json_text import DEPTH_MAX, PARTS_MAX
+from api.responses import DOCUMENT_BYTES_MAX
 from api.server import KEEP_ALIVE_S
 from api.turns import IN_PROGRESS_MAX
 from limiter.decider import Decider
@@ -147,6 +148,8 @@ def test_the_limits_on_requests_are_those_of_the_code() -> None:
         "`Idempotency-Key`": [IDEMPOTENCY_KEY_MAX],
         "numbers": [0, 2, 53],
         "nesting of JSON": [DEPTH_MAX],
+        "objects, lists and commas in a body": [PARTS_MAX],
+        "document of a policy or a namespace": [DOCUMENT_BYTES_MAX],
         "policies that cover one request": [BUCKETS_PER_OPERATION_MAX],
     }
 

@@ -35,7 +35,10 @@ DIMENSIONS_MAX = 32
 PARTITIONS_MAX = 1024
 PATTERN_MAX = 256
 DESCRIPTION_MAX = 1000
+ZONE_MAX = 64
 SHOWN_MAX = 80
+PROBLEMS_MAX = 100
+"""Problems that a refusal lists; a document may be made to have thousands."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIMENSION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -181,9 +184,12 @@ def _partitions(value: object) -> int:
 
 def _zone(value: object) -> str:
     try:
-        return ZoneInfo(value).key  # type: ignore[arg-type]
-    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
-        raise _refuse("the name of a time zone, such as UTC or Europe/Berlin") from None
+        # A long name is not looked up: it would be imported, part by part, until Python has had enough.
+        if isinstance(value, str) and len(value) <= ZONE_MAX:
+            return ZoneInfo(value).key
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    raise _refuse("the name of a time zone, such as UTC or Europe/Berlin")
 
 
 def _unique(values: list[str]) -> list[str]:
@@ -472,7 +478,7 @@ def _written(value: Any) -> Any:
 
 
 def _details(error: ValidationError) -> list[ErrorDetails]:
-    return error.errors(include_url=False)
+    return error.errors(include_url=False)[:PROBLEMS_MAX]
 
 
 def _problem_in_namespace(details: ErrorDetails, name: str) -> PolicyProblem:
