@@ -40,8 +40,8 @@ ENV PATH=/opt/headgate/bin:$PATH \
 USER 10001:10001
 WORKDIR /var/lib/headgate
 EXPOSE 8080
-# Of the API; a container with the controller is started with --no-healthcheck. Kubernetes has probes of its own.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
-  CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('HEADGATE_PORT', '8080') + '/healthz', timeout=2)"]
+# Of the API, by its own settings (HEADGATE_PORT, HEADGATE_TLS_…); a container with the controller is started with
+# --no-healthcheck. Kubernetes has probes of its own.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-m", "limiter.liveness"]
 ENTRYPOINT ["headgate"]
 CMD ["api"]

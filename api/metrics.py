@@ -30,16 +30,17 @@ class NodeMetrics:
         named = await self._named.read()
         if self.shelf is not None:
             self.shelf.flush()
+            own = None
+        else:
+            own = list(exposition.families(self._readings()))  # here, and not in the thread: nobody counts meanwhile
         # In a thread: to add up many processes' numbers takes milliseconds, in which decisions would wait.
-        return await asyncio.to_thread(self._encode, named, accept)
+        return await asyncio.to_thread(self._encode, own, named, accept)
 
-    def _encode(self, named: list[Reading], accept: str) -> tuple[bytes, str]:
-        return exposition.encode([*self._own(), *exposition.families([exposition.info(), *named])], accept)
-
-    def _own(self) -> list[Metric]:
-        if self.shelf is not None:
-            return processes.merged(self.shelf.directory)
-        return list(exposition.families(self._readings()))
+    def _encode(self, own: list[Metric] | None, named: list[Reading], accept: str) -> tuple[bytes, str]:
+        if own is None:
+            assert self.shelf is not None
+            own = processes.merged(self.shelf.directory)
+        return exposition.encode([*own, *exposition.families([exposition.info(), *named])], accept)
 
     def _readings(self) -> Iterator[Reading]:
         yield from readings.node(self._engine)

@@ -15,7 +15,7 @@ import uvloop
 from api import logs
 from api.auth import KeyEntryError, new_key
 from api.server import serve, tame_collector
-from limiter import cli_policies, cli_uncovered
+from limiter import cli_policies, cli_uncovered, liveness
 from limiter.cli_policies import embedded_url
 from limiter.controller.child import keep_running
 from limiter.controller.worker import Controller
@@ -89,6 +89,14 @@ def controller() -> None:
     """Steer caps, charges and shares, beside any number of other controllers."""
     with _clear_errors():
         uvloop.run(until_stopped(_controller(Settings.load())))
+
+
+@app.command()
+def health(host: Host = None, port: Port = None) -> None:
+    """Ask the API of this machine whether it is alive, with the settings that it runs with; exit 0 if it is."""
+    options = {"HEADGATE_HOST": host, "HEADGATE_PORT": port}
+    os.environ.update({name: given for name, given in options.items() if given is not None})
+    raise typer.Exit(liveness.main())
 
 
 keys_app = typer.Typer(help="API keys.", no_args_is_help=True)

@@ -1,7 +1,9 @@
-"""How the store stands with this node: whether to ask it, and what its silence means. Acquires and settles share it.
+"""Circuit breaker shared by acquire and settle: whether to ask the store, and what its silence means.
 
-no answer in time           it failed: after a few times it is only probed (limiter/model/breaker.py)
-busy, shunned, no memory    it did not fail: more was asked than it can do, or nothing was asked, or it said so (S8)
+no answer in time    the store failed: after a few times it is only probed (limiter/model/breaker.py)
+out of memory        the store answered: acquires go without it, settles go on (S8, S15)
+busy                 nothing was sent: more was asked than the store can do; a probe among it is left to the next
+shunned              nothing was sent, because the breaker is open
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ class Standing:
         return self.breaker.allows(now_s)
 
     def answered(self) -> None:
-        """It did."""
+        """The store answered."""
         self.breaker.succeed()
 
     def unanswered(self, error: StoreUnavailable) -> Unanswered:
-        """It did not: why."""
+        """Say why an operation was not applied, and draw the breaker's conclusion from it."""
         if isinstance(error, StoreShunned):
             return "breaker"
         if isinstance(error, StoreBusy):
+            self.breaker.forgo()
             return "busy"
         if isinstance(error, StoreOutOfMemory):
+            self.breaker.succeed()
             return "out_of_memory"
         self.breaker.fail(time.monotonic(), random.random())  # noqa: S311
         return "deadline"

@@ -1,5 +1,10 @@
-"""Servers that tests share: started once per test process, emptied before each test that uses them."""
+"""Servers that tests share: started once per test process, emptied before each test that uses them.
 
+Generated examples come from one seed for the whole run, shown with the failures: `pytest --hypothesis-seed=…` makes the
+same ones again.
+"""
+
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +14,17 @@ from tests.support import programs
 from tests.support.servers import Cluster, Server, flush, running, start_cluster
 
 # How fast examples are made says more of what else the machine does than of the test.
-settings.register_profile("headgate", suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("headgate", suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("headgate")
+
+SEED_BITS = 32
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed before Hypothesis asks for it; the workers of a parallel run are given the same."""
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(SEED_BITS))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -20,8 +34,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             programs.need(program)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which programs are missing, once, after all the single skips."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how to make the same examples again, and which programs are missing, once, after all the single skips."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"generated examples: pytest --hypothesis-seed={config.option.hypothesis_seed}")
     skipped = terminalreporter.stats.get("skipped", [])
     line = programs.closing_line(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple))
     if line is not None:

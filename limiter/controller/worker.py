@@ -207,7 +207,8 @@ class Controller:
     @property
     def owned(self) -> list[Slot]:
         """The slots whose lease it holds, as far as it knows."""
-        return sorted(slot for slot, (keeper, _) in self._keepers.items() if keeper.cycle is not None)
+        # A copy: a scrape reads this in a thread of its own while slots come and go.
+        return sorted(slot for slot, (keeper, _) in list(self._keepers.items()) if keeper.cycle is not None)
 
     async def run(self, on_started: Callable[[str], None] = lambda _: None) -> None:
         """Steer until cancelled, then hand everything over. `on_started` is told what there is to steer."""

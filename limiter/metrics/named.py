@@ -72,13 +72,17 @@ class NamedPolicies:
         for named in plan.named:
             for slot in named.slots:
                 names.setdefault(slot, []).append(named.bucket)
-        try:
-            looks = await asyncio.gather(
-                *(look_at_slot(self._engine.link, slot, wanted, timeout_s=TIMEOUT_S) for slot, wanted in names.items())
-            )
-        except (StoreError, ResponseError):
-            return []
-        found = dict(zip(names, looks, strict=True))
+        looks = await asyncio.gather(
+            *(look_at_slot(self._engine.link, slot, wanted, timeout_s=TIMEOUT_S) for slot, wanted in names.items()),
+            return_exceptions=True,  # each is waited for: none may be left behind when another fails
+        )
+        found: dict[Slot, SlotLook] = {}
+        for slot, look in zip(names, looks, strict=True):
+            if isinstance(look, StoreError | ResponseError):
+                return []
+            if isinstance(look, BaseException):
+                raise look
+            found[slot] = look
         unsteered = sum(not found[slot].is_owned for slot in plan.steered)
         return [
             plain(catalogue.UNSTEERED, unsteered),

@@ -2,7 +2,8 @@
 
 closed      ask it
 open        do not, until the pause is over; pauses double from PAUSE_MIN_S to PAUSE_MAX_S, each ± half by a draw
-probing     one asks, the others do not; its success closes, its failure opens again
+probing     one asks, the others do not; its success closes, its failure opens again. A probe that was never sent, or
+            that nobody hears of within PROBE_MAX_S, is over too, and the next caller probes
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ TOGETHER_S = 0.005
 """Operations that fail so close together were in one call, and count as one failure."""
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 2.0
+PROBE_MAX_S = 5.0
+"""Longest deadline that an operation can have: a probe that is not over by then was lost."""
 
 
 @dataclass(slots=True)
@@ -27,15 +30,20 @@ class Breaker:
     open_until_s: float = 0.0
     is_open: bool = False
     is_probing: bool = False
+    probed_s: float = -inf
 
     def allows(self, now_s: float) -> bool:
         """Whether to ask the store now. Who is allowed while it is open probes for all."""
         if not self.is_open:
             return True
-        if self.is_probing or now_s < self.open_until_s:
+        if now_s < self.open_until_s or (self.is_probing and now_s - self.probed_s < PROBE_MAX_S):
             return False
-        self.is_probing = True
+        self.is_probing, self.probed_s = True, now_s
         return True
+
+    def forgo(self) -> None:
+        """The probe was never sent: it says nothing of the store, and the next caller probes."""
+        self.is_probing = False
 
     def succeed(self) -> None:
         """The store answered."""

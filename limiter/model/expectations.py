@@ -43,6 +43,9 @@ IDEAL_SHARE = 0.04
 INTERVALS_MAX = 1000
 """A bucket that nobody looked at for longer is judged for so many intervals."""
 
+COUNT_MAX = 2.0**53
+"""Of settles in one sample; what says more is damaged. Floats count no further, and sums of such stay finite."""
+
 _ALMOST = 1 - 1e-9
 """Ten cycles of 0.1 s make an interval of 1 s, whatever the sum of the floats."""
 
@@ -189,7 +192,8 @@ def step(state: ExpectationState, sample: ExpectationSample, params: Expectation
     if not _is_sound(sample):
         return replace(state, reason=None)
     current = _gather(state.open, sample)
-    open_s = state.open_s + sample.elapsed_s
+    # A time beyond what is judged anyway would only overflow.
+    open_s = state.open_s + min(sample.elapsed_s, (INTERVALS_MAX + 1) * params.interval_s)
     ended = math.floor(open_s / (params.interval_s * _ALMOST))
     if ended < 1:
         return replace(state, open=current, open_s=open_s, reason=None)
@@ -202,8 +206,10 @@ def step(state: ExpectationState, sample: ExpectationSample, params: Expectation
 
 
 def _is_sound(sample: ExpectationSample) -> bool:
-    counts = (sample.elapsed_s, sample.settled, sample.missed, sample.refused)
-    return all(0 <= number < math.inf for number in counts) and sample.admitted >= 0 and sample.slack_min_ms > -math.inf
+    counts = (sample.settled, sample.missed, sample.refused)
+    if not (0 <= sample.elapsed_s < math.inf and all(0 <= number <= COUNT_MAX for number in counts)):
+        return False
+    return sample.admitted >= 0 and sample.slack_min_ms > -math.inf
 
 
 def _gather(current: Interval, sample: ExpectationSample) -> Interval:

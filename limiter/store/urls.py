@@ -7,7 +7,7 @@
     redis+cluster://[user:password@]host[:port],…                  Redis Cluster
 
 `rediss+sentinel` and `rediss+cluster` use TLS. User, password and path are percent-encoded. No message made
-here ever shows a password.
+here ever shows a password: of a URL that is understood what cannot be secret is shown, of any other only its scheme.
 """
 
 import re
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS
 
@@ -32,6 +32,10 @@ TLS_OPTIONS = frozenset({
     "ssl_ciphers", "ssl_keyfile", "ssl_password",
 })  # fmt: skip
 SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
+OPTIONS = frozenset({"db"}) | TLS_OPTIONS | SENTINEL_OPTIONS
+_SHOWN_OPTIONS = ("db", *sorted(TLS_OPTIONS), *sorted(SENTINEL_OPTIONS))
+_OTHER_SCHEMES = frozenset({"http", "https", "memcached", "redis+tls", "redis+ssl", "tcp", "tls", "valkey", "valkeys"})
+_SCHEME = re.compile(r"(?:unix|rediss?(?:\+sentinel|\+cluster)?)://")
 
 Kind = Literal["server", "sentinel", "cluster"]
 Address = tuple[str, int]
@@ -39,6 +43,10 @@ Address = tuple[str, int]
 
 class UrlError(ValueError):
     """A store URL that cannot be understood; says what is wrong and which forms there are."""
+
+
+class _Unfit(ValueError):
+    """What is wrong with a URL, in words of ours that repeat nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +63,49 @@ class Target:
 
 
 def mask(url: str) -> str:
-    """The URL fit for people's eyes: user, password and every option named …password hidden."""
-    shown = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
-    return re.sub(r"(password=)[^&]*", r"\1***", shown)
+    """The URL fit for people's eyes: written anew from what was understood, with every secret as `***`."""
+    try:
+        target = _parse(urlsplit(url))
+    except ValueError:
+        return _unreadable(url)
+    hosts = ",".join(_host(address) for address in target.addresses)
+    user = "***@" if {"username", "password"} & target.options.keys() else ""
+    place = quote(target.path or (f"/{target.service}" if target.service else ""))
+    more = {**target.options, **{f"sentinel_{name}": value for name, value in target.sentinel_options.items()}}
+    options = [f"{name}={_shown(name, more[name])}" for name in _SHOWN_OPTIONS if name in more]
+    return f"{urlsplit(url).scheme}://{user}{hosts}{place}{'?' if options else ''}{'&'.join(options)}"
+
+
+def _unreadable(url: str) -> str:
+    """A URL that is not understood: any part of it may be a password."""
+    scheme = _SCHEME.match(url)
+    return f"{scheme[0]}***" if scheme else "this text"
+
+
+def _host(address: Address) -> str:
+    host, port = address
+    host = f"[{host}]" if ":" in host else quote(host)
+    return f"{host}:{port}"
+
+
+def _shown(name: str, value: object) -> str:
+    return "***" if name.endswith(("password", "username", "_data")) else quote(str(value), safe="/")
 
 
 def parse(url: str) -> Target:
     """Understand a store URL, or raise `UrlError`."""
     try:
         return _parse(urlsplit(url))
-    except ValueError as error:  # urlsplit refuses unbalanced brackets, for one
-        raise UrlError(f"{mask(url)} is not a store URL: {error}; the forms are {FORMS}") from None
+    except _Unfit as error:
+        raise UrlError(f"{_unreadable(url)} is not a store URL: {error}; the forms are {FORMS}") from None
+    except ValueError:  # urlsplit's own words may repeat what it was given
+        raise UrlError(f"{_unreadable(url)} is not a store URL: it cannot be read; the forms are {FORMS}") from None
 
 
 def _parse(url: SplitResult) -> Target:
     if "@" in url.path + url.query or url.fragment:
         # Most likely the password's; nothing of it may be repeated in a message.
-        raise ValueError("/, ?, # and @ in a user, password or path must be percent-encoded")
+        raise _Unfit("/, ?, # and @ in a user, password or path must be percent-encoded")
     match url.scheme.partition("+"):
         case "unix", "", "":
             return _parse_unix(url)
@@ -81,21 +115,24 @@ def _parse(url: SplitResult) -> Target:
             return _parse_sentinel(url, tls=transport == "rediss")
         case "redis" | "rediss" as transport, "+", "cluster":
             return _parse_cluster(url, tls=transport == "rediss")
-    raise ValueError(f"{url.scheme}:// is none of ours" if url.scheme else "it has no scheme")
+    if url.scheme in _OTHER_SCHEMES:
+        raise _Unfit(f"unsupported scheme {url.scheme}://")
+    # Not repeated: of `name:password@host` the scheme is whatever stands before the first colon.
+    raise _Unfit("unsupported scheme" if url.scheme else "it has no scheme")
 
 
 def _parse_unix(url: SplitResult) -> Target:
     if url.netloc.rpartition("@")[2]:
-        raise ValueError("the path must be absolute, as in unix:///run/redis.sock")
+        raise _Unfit("the path must be absolute, as in unix:///run/redis.sock")
     if not url.path.strip("/"):
-        raise ValueError("it names no socket")
+        raise _Unfit("it names no socket")
     return Target("server", path=unquote(url.path), options=_credentials(url) | _query(url, {"db"}))
 
 
 def _parse_server(url: SplitResult, *, tls: bool) -> Target:
     addresses = _addresses(url, PORT)
     if len(addresses) > 1:
-        raise ValueError("several hosts need redis+sentinel:// or redis+cluster://")
+        raise _Unfit("several hosts need redis+sentinel:// or redis+cluster://")
     options = _credentials(url) | _db(url.path.strip("/")) | _query(url, {"db"} | _tls_options(tls))
     return Target("server", tls=tls, addresses=addresses, options=options)
 
@@ -103,7 +140,7 @@ def _parse_server(url: SplitResult, *, tls: bool) -> Target:
 def _parse_sentinel(url: SplitResult, *, tls: bool) -> Target:
     service, _, db = url.path.strip("/").partition("/")
     if not service:
-        raise ValueError("it names no service: add /service after the hosts")
+        raise _Unfit("it names no service: add /service after the hosts")
     query = _query(url, {"db"} | _tls_options(tls) | SENTINEL_OPTIONS)
     # Sentinels have accounts of their own, without a password unless one is given.
     sentinel = {name.removeprefix("sentinel_"): query.pop(name) for name in SENTINEL_OPTIONS & query.keys()}
@@ -120,7 +157,7 @@ def _parse_sentinel(url: SplitResult, *, tls: bool) -> Target:
 
 def _parse_cluster(url: SplitResult, *, tls: bool) -> Target:
     if url.path.strip("/") not in ("", "0"):
-        raise ValueError("a cluster has only database 0")
+        raise _Unfit("a cluster has only database 0")
     options = _credentials(url) | _query(url, _tls_options(tls))
     return Target("cluster", tls=tls, addresses=_addresses(url, PORT), options=options)
 
@@ -134,10 +171,10 @@ def _address(text: str, default_port: int) -> Address:
     """`host`, `host:port`, `[v6]` or `[v6]:port`. The text is not repeated: it may be half a password."""
     found = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::(\d+))?", text)
     if found is None:
-        raise ValueError("a host is missing, or not of the form host:port")
+        raise _Unfit("a host is missing, or not of the form host:port")
     port = int(found[3] or default_port)
     if not 0 < port < 65536:
-        raise ValueError("ports go from 1 to 65535")
+        raise _Unfit("ports go from 1 to 65535")
     return found[1] or unquote(found[2]), port
 
 
@@ -149,7 +186,7 @@ def _credentials(url: SplitResult) -> dict[str, Any]:
 
 def _db(text: str) -> dict[str, Any]:
     if text and not text.isdecimal():
-        raise ValueError("the database after the last / is not a number")
+        raise _Unfit("the database after the last / is not a number")
     return {"db": int(text)} if text else {}
 
 
@@ -164,10 +201,11 @@ def _query(url: SplitResult, allowed: AbstractSet[str]) -> dict[str, Any]:
         if name not in allowed:
             hint = " (TLS needs rediss://)" if name in TLS_OPTIONS else ""
             known = ", ".join(sorted(allowed)) or "none"
-            raise ValueError(f"option {name} is not known here{hint}; known: {known}")
+            shown = f"option {name}" if name in OPTIONS else "an option"
+            raise _Unfit(f"{shown} is not known here{hint}; known: {known}")
         read = URL_QUERY_ARGUMENT_PARSERS.get(name, str)
         try:
             options[name] = read(value)
         except ValueError:
-            raise ValueError(f"option {name} has a value that is not understood") from None
+            raise _Unfit(f"option {name} has a value that is not understood") from None
     return options

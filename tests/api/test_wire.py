@@ -1,8 +1,11 @@
 """HTTP as it comes over the wire: in pieces, in rows, too much, too slow, and odd; the same in both lanes."""
 
 import http.client
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +17,7 @@ from api import limits
 from api.server import bind
 from limiter.settings import Settings
 from tests.api.live import GIVE_UP_S, HOST, Lane, LiveApi, Wire, ask, exchange, live, request, statuses
+from tests.chart.dockerfile import healthcheck
 from tests.support import eventually
 from tests.support.servers import Server, make_certificates
 
@@ -393,6 +397,26 @@ def test_tls_is_served_by_both_lanes(store: Server, policies: Path, lane: Lane, 
         assert [reply.json["charged"] for reply in wire.receive(2)] == [1.0, 2.0]
         wire.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + request(body=ask("tls", work=3)))
         assert statuses(wire.receive(2)) == [200, 200]
+
+
+def test_the_health_check_of_the_image_asks_over_tls_where_the_api_serves_it(
+    store: Server, policies: Path, lane: Lane, tmp_path: Path
+) -> None:
+    made = make_certificates(tmp_path)
+    check = [sys.executable, *healthcheck()[1:]]
+
+    def status(**settings: str) -> int:
+        given = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        given |= {f"HEADGATE_{name.upper()}": value for name, value in settings.items()}
+        return subprocess.run(check, env=given, capture_output=True, timeout=30, check=False).returncode
+
+    with live(store.url, policies, lane=lane, tls_certificate=made.certificate, tls_key=made.key) as api:
+        port = str(api.port)
+        assert status(port=port, tls_certificate=str(made.certificate), tls_key=str(made.key)) == 0
+        assert status(host="0.0.0.0", port=port, tls_certificate=str(made.certificate)) == 0
+        assert status(port=port) == 1, "in plain text nobody answers"
+    assert status(port=port, tls_certificate=str(made.certificate)) == 1, "nobody is there any more"
+    assert status(port="tcp://10.0.0.1:8080") == 1
 
 
 def test_the_access_log_has_a_line_for_each_request(

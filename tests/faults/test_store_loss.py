@@ -1,6 +1,7 @@
 """FAULTS S3 and promise 4: an answer within the deadline, whatever the store does; and recovery by itself (B3)."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,11 +10,14 @@ import pytest
 
 from limiter.decider import Decider
 from limiter.errors import NotDecided
+from limiter.model.breaker import FAILURES_MAX
 from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.policy import read_policy_set
 from limiter.model.reservation import Signer
 from limiter.store.buckets import Buckets
 from limiter.store.connect import open_link
+from limiter.store.errors import StoreUnavailable
+from tests.support.nodes import until
 from tests.support.servers import Server
 
 DEADLINE_S = 0.1
@@ -153,6 +157,24 @@ async def test_s8_a_store_without_memory_degrades_acquires_and_still_settles(val
         finally:
             client.config_set("maxmemory", 0)
         assert not (await granted(decider)).degraded
+
+
+async def test_s15_a_probe_that_meets_a_store_without_memory_ends_and_settles_go_on(valkey: Server) -> None:
+    """F-S15: the probe was never over, and every settle was a 503 for as long as the memory lacked."""
+    async with node(valkey.url, policy("open"), deadline_s=0.5) as decider:
+        grant = await granted(decider)
+        valkey.client().config_set("maxmemory", 1)
+        try:
+            for _ in range(FAILURES_MAX):
+                decider._standing.unanswered(StoreUnavailable("no answer"))
+                decider._standing.breaker.failed_s = -1.0  # calls of their own, however fast this is
+            assert decider.store_is_shunned
+            await until(lambda: time.monotonic() >= decider._standing.breaker.open_until_s)
+            assert (await granted(decider)).degraded, "it probes, and is told that there is no memory"
+            assert not decider.store_is_shunned, "which is an answer"
+            assert (await decider.settle(SettleRequest(grant.reservation, 12))).adjusted == 11
+        finally:
+            valkey.client().config_set("maxmemory", 0)
 
 
 async def granted(decider: Decider) -> Granted:

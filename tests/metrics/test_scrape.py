@@ -1,24 +1,33 @@
 """Who may scrape, and what the numbers of a real node come to."""
 
+import asyncio
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from api.auth import new_key
+from limiter.engine import open_engine
 from limiter.metrics import catalogue, named
 from limiter.model.bucket import fresh
 from limiter.model.limit import Limit
-from limiter.model.policy import read_policy
+from limiter.model.policy import Namespace, read_policy
+from limiter.settings import Settings
+from limiter.store import inspect
+from limiter.store.inspect import SlotLook
 from tests.api.live import LiveApi, Wire, ask, live
 from tests.api.test_shutdown import HEADGATE
 from tests.metrics.scraping import POLICIES, scrape
 from tests.support import eventually
+from tests.support.nodes import until
 from tests.support.servers import Server, free_port, running
 
 
@@ -157,6 +166,70 @@ def test_without_the_store_a_scrape_says_so_in_time(tmp_path: Path, policies: Pa
     assert shown.value("headgate_breaker_open") == 1
     assert shown.value("headgate_store_unanswered_total", operation="acquire", reason="deadline") >= 5
     assert shown.value("headgate_degraded_decisions_total", decision="granted") == 8
+
+
+async def test_s17_a_scrape_that_a_change_of_policies_overlaps_is_complete(
+    valkey: Server, policies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-S17: it went on by the plan of the scrape after it, which had other slots."""
+    held, release = asyncio.Event(), asyncio.Event()
+    looks = inspect.look_at_slot
+
+    async def look_at_slot(*args: Any, **more: Any) -> SlotLook:
+        held.set()
+        await release.wait()
+        return await looks(*args, **more)
+
+    engine = await open_engine(Settings(policies=policies, deadline_ms=2000), valkey.url)
+    await engine.start()
+    try:
+        shown = named.NamedPolicies(engine)
+        monkeypatch.setattr(named, "look_at_slot", look_at_slot)
+        first = asyncio.create_task(shown.read())
+        await held.wait()
+        monkeypatch.setattr(named, "look_at_slot", looks)
+        await engine.store.put_namespace("other", Namespace(partitions=3, partition_by=["customer"]), who="a test")
+        await engine.store.put(
+            read_policy({"name": "new", "namespace": "other", "rate": 7, "charge": "learned"}), who="t"
+        )
+        await until(lambda: any(policy.name == "new" for policy in engine.policies.policies))
+        second = await shown.read()
+        release.set()
+        before, after = (
+            {labels for reading in read for labels in reading.values if reading.definition is catalogue.POLICY_BALANCE}
+            for read in (await first, second)
+        )
+    finally:
+        await engine.stop()
+    assert before == {("default", name) for name in ("learning", "capped", "month", "guarded")}
+    assert after == before | {("other", "new")}
+
+
+def test_s17_scrapes_are_complete_while_policies_and_namespaces_change(node: LiveApi) -> None:
+    """F-S17: 90 of 1,249 such scrapes were a 500."""
+    stop = threading.Event()
+
+    def change() -> None:
+        with node.client() as client:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                spread = {"partitions": 1 + number % 5, "partition_by": ["customer"]}
+                assert client.put("/v1/namespaces/moving", json=spread).status_code < 300
+                policy = {"name": "moved", "namespace": "moving", "match": {}, "rate": 5, "charge": "learned"}
+                assert client.put("/v1/policies/moved", json=policy).status_code < 300
+                assert client.delete("/v1/policies/moved", params={"namespace": "moving"}).status_code < 300
+
+    def scrape_often() -> list[int]:
+        with node.client() as client:
+            return [client.get("/metrics").status_code for _ in range(40)]
+
+    with ThreadPoolExecutor(5) as pool:
+        changing = pool.submit(change)
+        statuses = [status for done in [pool.submit(scrape_often) for _ in range(4)] for status in done.result()]
+        stop.set()
+        changing.result()
+    assert statuses == [200] * 160
 
 
 KEYS = [new_key(name, role, space) for name, role, space in [

@@ -1,4 +1,4 @@
-from limiter.model.breaker import FAILURES_MAX, PAUSE_MAX_S, PAUSE_MIN_S, TOGETHER_S, Breaker
+from limiter.model.breaker import FAILURES_MAX, PAUSE_MAX_S, PAUSE_MIN_S, PROBE_MAX_S, TOGETHER_S, Breaker
 
 
 def failing(times: int, *, draw: float = 0.5) -> Breaker:
@@ -74,3 +74,17 @@ def test_calls_that_were_under_way_when_it_opened_do_not_prolong_it() -> None:
     until_s = breaker.open_until_s
     breaker.fail(100.09, draw=0.9)
     assert breaker.open_until_s == until_s
+
+
+def test_s15_a_probe_that_was_never_sent_leaves_its_turn_to_the_next() -> None:
+    breaker = opened()
+    assert breaker.allows(101.0)
+    breaker.forgo()
+    assert [breaker.allows(101.0) for _ in range(2)] == [True, False]
+
+
+def test_s15_a_probe_that_nobody_hears_of_is_over_after_the_longest_deadline() -> None:
+    breaker = opened()
+    assert breaker.allows(101.0)
+    assert not breaker.allows(101.0 + PROBE_MAX_S - 0.001)
+    assert breaker.allows(101.0 + PROBE_MAX_S)

@@ -1,6 +1,7 @@
 """Q1–Q5: what is missed, how the throttle moves, whom it refuses."""
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -265,6 +266,25 @@ def test_the_throttle_stays_in_its_bounds_whatever_is_told(
         assert len(state.intervals) <= params.window_intervals
         assert state.open_s < params.interval_s
         assert str(state.reason)
+
+
+@pytest.mark.parametrize("params", [DAMPED, IDEAL, replace(DAMPED, interval_s=0.1)], ids=["damped", "ideal", "short"])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        ExpectationSample(sys.float_info.max),
+        ExpectationSample(sys.float_info.max, settled=1, missed=1),
+        ExpectationSample(1.0, settled=sys.float_info.max, missed=sys.float_info.max),
+        ExpectationSample(1.0, settled=1, refused=sys.float_info.max),
+    ],
+)
+def test_p8_a_huge_finite_number_is_judged_like_a_large_one_or_not_at_all(
+    params: ExpectationParams, sample: ExpectationSample
+) -> None:
+    """F-P8: a time of 1.8e308 s overflowed, and so did two such counts in one window."""
+    state = run(sample, sample, sample, params=params)
+    assert params.initial <= state.throttle <= params.throttle_max
+    assert state.open_s < params.interval_s
 
 
 @given(st.floats(0, 1e6), st.floats(0, 100), st.floats(0, 100), st.floats(0, 1, exclude_max=True))
