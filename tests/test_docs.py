@@ -139,6 +139,10 @@ def is_ready(port: int) -> bool:
         return False
 
 
+A_PERSONS_TIME_MS = 240_000
+"""A person reads on between two steps: what a step relies on lasts at least as long."""
+
+
 def test_the_readme_from_top_to_bottom(made_to_run: Running) -> None:
     """The two commands exist; the curl lines, verbatim but for the port, answer what it shows."""
     makes, *curls = blocks("README.md", "sh")
@@ -147,11 +151,12 @@ def test_the_readme_from_top_to_bottom(made_to_run: Running) -> None:
     granted, settled, refused = (made_to_run.follow([block]) for block in curls)
     answer = json.loads(granted)
     assert list(answer) == list(shown)
+    assert answer["expires_in_ms"] >= A_PERSONS_TIME_MS, "settled whenever the next step is pasted"
     assert answer["limits"][0] == shown["limits"][0]
     assert {**answer, "reservation": "", "limits": []} == {**shown, "reservation": "", "limits": []}
-    assert json.loads(settled)["adjusted"] == 297
+    assert json.loads(settled)["adjusted"] == 29_997
     assert refused.startswith("HTTP/1.1 429")
-    assert "\nretry-after: 1" in refused
+    assert json.loads(refused.splitlines()[-1])["retry_after_ms"] >= A_PERSONS_TIME_MS, "refused whenever it is pasted"
 
 
 def test_the_http_api_by_example_answers_as_it_says(made_to_run: Running) -> None:
@@ -164,6 +169,11 @@ def test_the_http_api_by_example_answers_as_it_says(made_to_run: Running) -> Non
     (head,) = blocks("docs/http-api.md", "")
     pattern = "".join(_like(line) for line in head.commands)
     assert re.search(pattern, printed), pattern
+    for kept in ("granted.json", "long.json"):
+        assert json.loads((made_to_run.workplace / kept).read_text())["expires_in_ms"] >= A_PERSONS_TIME_MS
+    waits_ms = [int(found) for found in re.findall(r'"retry_after_ms":(\d+)', printed)]
+    assert len(waits_ms) == 2
+    assert min(waits_ms) >= A_PERSONS_TIME_MS, "refused whenever they are pasted"
 
 
 def _like(line: str) -> str:
