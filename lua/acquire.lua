@@ -10,10 +10,11 @@ ARGV[3]   terms         for each bucket the number of its row in params
 ARGV[4]   operations    flags, buckets, requests; a row per bucket; where a bucket has overload control the request's
                         class and a draw in [0, 1); an idempotency key's number, fingerprint and memo
 RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict and
-          unit, balance, charge, rate, capacity; of an operation with a draw (status + SHEDS) also overloaded, quality,
-          and the class's share refused and rate; limiter/store/layout.py reads it
-HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= capacity; a debit stops at -debt_max;
-          each bucket is read once and written once; what is not ours is left as it is ]]
+          unit, balance, charge (of a key that is blocked: for how long, us), rate, capacity; of an operation with a
+          draw (status + SHEDS) also overloaded, quality, and the class's share refused and rate;
+          limiter/store/layout.py reads it
+HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= capacity; a debit stops at -debt_max and
+          counts the rest; each bucket is read once and written once; what is not ours is left as it is ]]
 
 -- #include lib/record.lua
 -- #include lib/call.lua
@@ -21,9 +22,10 @@ HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= 
 local FIRST = 4
 local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED = 0, 1, 2, 3, 4, 5
 local SHEDS = 16  -- added to the status of an operation that was subject to overload control
-local PASSED, DEBITED, BLOCKED, TURNED_AWAY = 0, 1, 2, 3
+local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED = 0, 1, 2, 3, 8
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
 local LEASE, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
+local LEARNED, TOO_LARGE, COVERED = 1, 2, 4  -- how a bucket is asked
 local IDEMPOTENCY_TTL_MS = 60000
 local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 58
 
@@ -54,7 +56,7 @@ for i = 1, bucket_count do
 end
 
 -- The operation at hand, a slot per bucket: reused, because a table per operation costs more than the decision.
-local index, learned, minimum, charge, verdict = {}, {}, {}, {}, {}
+local index, how, minimum, charge, verdict = {}, {}, {}, {}, {}
 
 -- Minimums are for the whole capacity: a bucket that holds a part of it, or counts in another unit, asks for as much of
 -- its own. One token stays one token, lest a part admit on a splinter of it, or never.
@@ -67,14 +69,26 @@ local function part_of(whole, held, capacity)
   return need > least and need or least
 end
 
--- W3. What is taken must be within the debt bound, or a minimum below it would be no limit at all. A quota is absolute
--- (P4): it has to cover the charge as well. A lease (P9) takes only the share of what it wants that every bucket can
--- give while keeping its minimum.
+-- W13: the balance that a charge needs beside the minimum. What is taken must be within the debt bound, or a minimum
+-- below it would be no limit at all; a charge that no balance could pay waits for a full bucket. Where the balance has to
+-- cover the charge, so does what was learned: more than the bucket holds would never be there.
+local function cover_of(record, asked, want)
+  local capacity = record[CAPACITY]
+  if asked < COVERED then
+    want = want - record[DEBT_MAX]
+  elseif asked % 2 ~= LEARNED then
+    return want
+  end
+  return want < capacity and want or capacity
+end
+
+-- W3. A quota is absolute (P4): it has to cover the charge as well. A lease (P9) takes only the share of what it wants
+-- that every bucket can give while keeping its minimum.
 local function judge(count, requests, leased)
   local granted, share = true, 1
   for i = 1, count do
     local at = index[i]
-    local record, term, need, want = records[at], terms[at], minimum[i], charge[i]
+    local record, term, need, want, asked = records[at], terms[at], minimum[i], charge[i], how[i]
     local balance, passed = record[BALANCE], true
     if part[at] ~= 1 then
       need = part_of(need, part[at], record[CAPACITY])
@@ -82,8 +96,11 @@ local function judge(count, requests, leased)
     end
     if unit[at] ~= 0 then
       want = requests
-    elseif learned[i] == 1 and record[CHARGE] > 0 then
+      if asked >= COVERED then asked = asked - COVERED end
+    elseif asked ~= 0 and asked % 2 == LEARNED and record[CHARGE] > 0 then
       want = record[CHARGE]
+      local most = record[CAPACITY] + record[DEBT_MAX]
+      if want > most and not term.quota then want = most end
       charge[i] = want
     end
     if leased then
@@ -91,15 +108,14 @@ local function judge(count, requests, leased)
       passed = available > 0
       if passed and want * share > available and not term.shadow then share = available / want end
     else
-      local cover = want
-      if not term.quota then
-        local capacity = record[CAPACITY]
-        cover = want - record[DEBT_MAX]
-        if cover > capacity then cover = capacity end
-      end
-      passed = balance >= need and balance >= cover
+      passed = balance >= need and balance >= (term.quota and want or cover_of(record, asked, want))
+      if asked >= TOO_LARGE and has(asked, TOO_LARGE) then passed = false end
     end
     verdict[i] = passed and PASSED or BLOCKED
+    if term.block_for then
+      local left_us = blocked_us(record, term, now_us)
+      if left_us > 0 then passed, verdict[i], charge[i] = false, DENIED, left_us end
+    end
     if not (passed or term.shadow) then granted = false end
   end
   return granted, share
@@ -113,12 +129,15 @@ local function commit(count, requests, granted, share)
     touched[at] = true
     record[REQUESTS] = record[REQUESTS] + requests
     if verdict[i] >= BLOCKED then
-      if verdict[i] == BLOCKED then record[REFUSED] = record[REFUSED] + requests end
+      if verdict[i] ~= TURNED_AWAY then record[REFUSED] = record[REFUSED] + requests end
+      if verdict[i] == BLOCKED and terms[at].block_for then count_refusal(record, terms[at], requests, now_us) end
     elseif granted then
       local balance, taken = record[BALANCE], (unit[at] ~= 0 and requests or charge[i]) * share
       if share < 1 and taken > balance - minimum[i] then taken = balance - minimum[i] end
+      local wanted = taken
       taken = collectable(record, taken)
       record[BALANCE] = balance - taken
+      if taken < wanted then record[UNCOLLECTED] = record[UNCOLLECTED] + (wanted - taken) end
       record[ADMITTED] = record[ADMITTED] + requests * share
       record[WORK_CHARGED] = record[WORK_CHARGED] + (unit[at] ~= 0 and charge[i] * share or taken)
       verdict[i], charge[i] = DEBITED, taken
@@ -161,7 +180,11 @@ local function shed(count, requests, leased, share)
     local shedding = records[at][SHEDDING]
     if shedding then
       local turned_away, rest = turns_away(shedding, requests, leased, share)
-      if turned_away then verdict[i] = TURNED_AWAY elseif not terms[at].shadow then share = rest end
+      if turned_away and verdict[i] ~= DENIED then
+        verdict[i] = TURNED_AWAY
+      elseif not terms[at].shadow then
+        share = rest
+      end
     end
     if verdict[i] >= BLOCKED and not terms[at].shadow then granted = false end
   end
@@ -246,10 +269,10 @@ local operations, at, answers, answered = ARGV[4], 1, { begin_reply(now_us) }, 1
 local size = #operations
 while at <= size do
   local flags, count, requests, status, key, fingerprint, memo
-  flags, count, requests, index[1], learned[1], minimum[1], charge[1], at = unpack_struct('<BBdHBdd', operations, at)
+  flags, count, requests, index[1], how[1], minimum[1], charge[1], at = unpack_struct('<BBdHBdd', operations, at)
   status = unusable[index[1]]
   for i = 2, count do
-    index[i], learned[i], minimum[i], charge[i], at = unpack_struct('<HBdd', operations, at)
+    index[i], how[i], minimum[i], charge[i], at = unpack_struct('<HBdd', operations, at)
     status = status or unusable[index[i]]
   end
   if flags >= DRAWN and has(flags, DRAWN) then class, draw, at = unpack_struct('<Bd', operations, at) end

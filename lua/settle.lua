@@ -9,11 +9,14 @@ ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params, 0 where its policy is gone
 ARGV[4]   operations    tombstone, final and class (bits), buckets, work, requests, latency_ms, expected_ms, acquired_us,
-                        deadline_us; a row per bucket: number, bits, charge, weight, its own expected_ms if a bit says so
-RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work and a row per
-          bucket: present and unit, balance, adjusted, uncollected, rate, capacity; limiter/store/layout.py reads it
+                        deadline_us, late_us; a row per bucket: number, bits, charge, weight, and if bits say so its own
+                        expected_ms and what the acquire could not collect
+RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work, deadline_us and a
+          row per bucket: present and unit, balance, adjusted, uncollected, rate, capacity; limiter/store/layout.py
+          reads it
 HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a debit stops at -debt_max and counts
-          the rest; after the deadline nothing is refunded; what is not ours is left as it is ]]
+          the rest; after the deadline nothing is refunded; progress renews the deadline; what is not ours is left as
+          it is ]]
 
 -- #include lib/record.lua
 -- #include lib/call.lua
@@ -22,9 +25,8 @@ local FIRST = 4
 local OP_SETTLED, OP_DUPLICATE, OP_CONFLICT, OP_GONE, OP_CORRUPT = 1, 2, 3, 4, 5
 local OPEN, FINAL = 1, 2
 local IN_CLASS = 2  -- times the class (0 to 3), beside final
-local EXPECTS = 2   -- beside whether the charge is in requests
+local EXPECTS, UNPAID = 2, 4  -- beside whether the charge is in requests
 local PRESENT, IN_REQUESTS = 1, 2  -- added together: there is such a bucket, and it counts requests now
-local SETTLE_GRACE_US = 60000000  -- how long after its deadline a reservation may still be settled
 
 local reply, now_us, bucket_count = begin(KEYS[1], ARGV[1])
 if reply then return reply end
@@ -44,9 +46,9 @@ for i = 1, bucket_count do
 end
 
 -- The operation at hand, with a slot per bucket, and what its tombstone says; reused, as tables are dear.
-local final, class, work, requests, latency_ms, expected_ms, acquired_us, deadline_us
-local index, in_requests, charge, weight, expects = {}, {}, {}, {}, {}
-local state, late, work_before
+local final, class, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
+local index, in_requests, charge, weight, expects, unpaid = {}, {}, {}, {}, {}, {}
+local state, late, work_before, expires_us  -- the last: the deadline, as far as progress has renewed it
 local slacks = {}  -- per bucket: the least of expected - actual in this call, ms
 local accounted, uncollected = {}, {}  -- per bucket: what it was debited so far, and what of that it could not pay
 
@@ -55,10 +57,11 @@ local function read_rows(operations, at, count)
   for i = 1, count do
     local bits
     index[i], bits, charge[i], weight[i], at = unpack_struct('<HBdd', operations, at)
-    expects[i] = expected_ms
+    expects[i], unpaid[i] = expected_ms, 0
     if bits >= EXPECTS then
-      bits = bits - EXPECTS
-      expects[i], at = unpack_struct('<d', operations, at)
+      if has(bits, EXPECTS) then expects[i], at = unpack_struct('<d', operations, at) end
+      if bits >= UNPAID then unpaid[i], at = unpack_struct('<d', operations, at) end
+      bits = bits % EXPECTS
     end
     in_requests[i] = bits
     if corrupt[index[i]] then sound = false end
@@ -68,26 +71,29 @@ end
 
 local tombstones, tombstone_ttls_ms = {}, {}  -- to be written
 
--- Whether the tombstone could be read: state, late, work so far, then accounted and uncollected of each bucket.
+-- Whether the tombstone could be read: state, late, work so far, deadline, then accounted and uncollected of each bucket.
 local function read_tombstone(key, count)
   local raw = tombstones[key] or redis.pcall('GET', key)
+  expires_us = deadline_us
   if not raw then
     state, late, work_before = 0, 0, 0
-    for i = 1, count do accounted[i], uncollected[i] = charge[i], 0 end
+    for i = 1, count do accounted[i], uncollected[i] = charge[i] + unpaid[i], unpaid[i] end
     return true
   end
-  if type(raw) == 'table' or #raw ~= 10 + 16 * count then return false end
+  if type(raw) == 'table' or #raw ~= 18 + 16 * count then return false end
   local at
-  state, late, work_before, at = unpack_struct('<BBd', raw)
+  state, late, work_before, expires_us, at = unpack_struct('<BBdd', raw)
   for i = 1, count do accounted[i], uncollected[i], at = unpack_struct('<dd', raw, at) end
-  return state == OPEN or state == FINAL
+  if (state == OPEN or state == FINAL) and expires_us > 0 and expires_us < RATE_MAX then return true end
+  expires_us = deadline_us
+  return false
 end
 
 local function keep_tombstone(key, count)
-  local raw = pack_struct('<BBddd', state, late, work, accounted[1], uncollected[1])
+  local raw = pack_struct('<BBdddd', state, late, work_before, expires_us, accounted[1], uncollected[1])
   for i = 2, count do raw = raw .. pack_struct('<dd', accounted[i], uncollected[i]) end
   tombstones[key] = raw
-  local ttl_ms = (deadline_us + SETTLE_GRACE_US - now_us) / 1000
+  local ttl_ms = (expires_us + late_us - now_us) / 1000
   tombstone_ttls_ms[key] = ttl_ms < TTL_MAX_MS and math.ceil(ttl_ms) + 1 or TTL_MAX_MS
 end
 
@@ -118,15 +124,19 @@ local function correct(record, i, target, worth_each, refundable)
     local lost = (owed - taken) / worth_each
     uncollected[i] = uncollected[i] + lost
     record[UNCOLLECTED] = record[UNCOLLECTED] + lost
-  elseif delta < 0 and refundable then
+    accounted[i] = target
+  elseif delta < 0 then
+    -- Work that was not done was not left unpaid either, however late we hear of it.
     local forgiven = math.min(-delta, uncollected[i])
     uncollected[i] = uncollected[i] - forgiven
     record[UNCOLLECTED] = record[UNCOLLECTED] - forgiven
-    record[BALANCE] = math.min(record[BALANCE] + (-delta - forgiven) * worth_each, record[CAPACITY])
-  else
-    return
+    if refundable then
+      record[BALANCE] = math.min(record[BALANCE] + (-delta - forgiven) * worth_each, record[CAPACITY])
+      accounted[i] = target
+    else
+      accounted[i] = accounted[i] - forgiven
+    end
   end
-  accounted[i] = target
 end
 
 -- Four steps to an octave, by exponent and mantissa: no logarithm, so the model agrees to the bit.
@@ -138,7 +148,7 @@ local function count_latency(record)
     if step >= OCTAVES * STEPS then step = OCTAVES * STEPS - 1 end
   end
   local counts, at = record[HISTOGRAM], step * 8 + 1
-  if record[FLAGS] >= OVERLOAD then at = at + class * HISTOGRAM_SIZE end
+  if record[SHEDDING] then at = at + class * HISTOGRAM_SIZE end
   record[HISTOGRAM] = string.sub(counts, 1, at - 1) .. pack_struct('<d', unpack_struct('<d', counts, at) + 1)
     .. string.sub(counts, at + 8)
 end
@@ -154,10 +164,11 @@ end
 -- Whatever is final is counted once.
 local function count(record, target, i)
   record[SETTLES] = record[SETTLES] + requests
-  if requests > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / requests end
+  -- Less than one request would make the square as large as it likes.
+  if requests >= 1 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / requests end
   if latency_ms > expects[i] then record[MISSED] = record[MISSED] + 1 end
   if record[HISTOGRAM] ~= '' and latency_ms >= 0 then count_latency(record) end
-  if record[FLAGS] >= OVERLOAD and latency_ms >= 0 then count_class(record[SHEDDING], i) end
+  if record[SHEDDING] and latency_ms >= 0 then count_class(record[SHEDDING], i) end
 end
 
 local function settle_bucket(record, i)
@@ -179,7 +190,7 @@ local function settle_bucket(record, i)
 end
 
 local function move(buckets)
-  if now_us > deadline_us then late = 1 end
+  late = now_us > expires_us and 1 or 0
   for i = 1, buckets do
     local record = records[index[i]]
     if record then
@@ -209,17 +220,21 @@ local function answer(status, buckets)
       rows[i] = pack_struct('<Bddddd', 0, 0, adjusted, uncollected[i], 0, 0)
     end
   end
-  return pack_struct('<BBBd', status, late, stop, work_before) .. table.concat(rows)
+  return pack_struct('<BBBdd', status, late, stop, work_before, expires_us) .. table.concat(rows)
 end
 
 local function settle(tombstone, buckets, sound)
-  if now_us > deadline_us + SETTLE_GRACE_US then return string.char(OP_GONE) end
-  if not sound or not read_tombstone(tombstone, buckets) then return string.char(OP_CORRUPT) end
+  local readable = read_tombstone(tombstone, buckets)
+  if now_us > expires_us + late_us then return string.char(OP_GONE) end
+  if not (sound and readable) then return string.char(OP_CORRUPT) end
   local status = standing()
-  if status == OP_SETTLED then
-    move(buckets)
-    keep_tombstone(tombstone, buckets)
+  if status == OP_SETTLED then move(buckets) end
+  if state == OPEN then
+    -- W14: progress moves the deadline to a whole time to live from now.
+    local renewed_us = now_us + (deadline_us - acquired_us)
+    if renewed_us > expires_us then expires_us = renewed_us end
   end
+  if status == OP_SETTLED or state == OPEN then keep_tombstone(tombstone, buckets) end
   return answer(status, buckets)
 end
 
@@ -227,8 +242,8 @@ local operations, at, answers = ARGV[4], 1, { begin_reply(now_us) }
 local size = #operations
 while at <= size do
   local tombstone, buckets, sound
-  tombstone, final, buckets, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, at =
-    unpack_struct('<HBBdddddd', operations, at)
+  tombstone, final, buckets, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us, at =
+    unpack_struct('<HBBddddddd', operations, at)
   class = 0
   if final >= IN_CLASS then
     class = math.floor(final / IN_CLASS)

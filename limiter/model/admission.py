@@ -30,12 +30,13 @@ def part_of_minimum(minimum: float, *, part: float, capacity: float) -> float:
     return max(minimum * part, min(minimum, 1.0, capacity))
 
 
-def needed(minimum: float, charge: float, *, debt_max: float, capacity: float, is_quota: bool) -> float:
+def needed(minimum: float, charge: float, *, debt_max: float, capacity: float, covered: bool) -> float:
     """Balance that a request needs: its minimum, and room for its charge above the debt bound (W3, W5).
 
-    A quota is absolute and has to cover the charge (P4). A charge too large for any balance waits for a full bucket.
+    `covered`: the balance has to cover the charge, as in a quota (P4) and where a policy says so (W13). Otherwise a
+    charge too large for any balance waits for a full bucket.
     """
-    return max(minimum, charge if is_quota else min(charge - debt_max, capacity))
+    return max(minimum, charge if covered else min(charge - debt_max, capacity))
 
 
 def wait_us(*, balance: float, need: float, rate: float, capacity: float) -> float:

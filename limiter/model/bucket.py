@@ -5,6 +5,7 @@
     balance = balance · new rate / old rate                when it begins to count in another unit (R10)
     unit    = requests while work settled < requests_until  an auto bucket; work from then on, until it is lent anew
     terms   = share · the policy's                         where partitions divide a limit (R9, B5)
+    block   = see `limiter.model.block`                    where a policy blocks a key (W17)
 
 Both sides compute in float64 in the same order, so that a test can compare them bit for bit. The order of
 operations below is therefore part of the meaning: `a * b / c` is not `a * (b / c)`.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 
 from limiter.model import shedding
+from limiter.model.block import Block, BlockTerms
 from limiter.model.shedding import CLASSES, Shedding
 
 STEP_BACK_MAX_US = 1_000_000
@@ -50,11 +52,13 @@ class Flags(IntFlag):
     """The record's own COUNTS_REQUESTS says how it counts; the controller lends that for some work at a time (R10)."""
     OVERLOAD = 32
     """The policy has an `overload` block: the record knows of classes (`limiter.model.shedding`)."""
-    SHADOW = 64
+    BLOCK = 64
+    """The policy blocks a key for a time after many refusals (`limiter.model.block`)."""
+    SHADOW = 128
 
 
 KIND = Flags.QUOTA | Flags.COUNTS_REQUESTS
-RECORD_FLAGS = KIND | Flags.HISTOGRAM | Flags.DIVIDED | Flags.AUTO | Flags.OVERLOAD
+RECORD_FLAGS = KIND | Flags.HISTOGRAM | Flags.DIVIDED | Flags.AUTO | Flags.OVERLOAD | Flags.BLOCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class Params:
     window_end_us: int = 0
     partitions: int = 1
     """How many partitions divide this limit."""
+    block: BlockTerms | None = None
+    """When a key is blocked, and for how long (W17)."""
 
     # Derived, because asking an enum for each request is dear.
     is_quota: bool = field(init=False, repr=False, compare=False)
@@ -118,6 +124,7 @@ class Params:
         assert not self.is_quota or 0 <= self.window_start_us < self.window_end_us < RATE_MAX, "window"
         assert not (self.is_auto and flags & KIND), "an auto bucket says for itself how it counts"
         assert self.is_divided == (self.partitions > 1), "partitions"
+        assert (Flags.BLOCK in flags) == (self.block is not None), "block"
 
     def holds(self, now_us: int) -> bool:
         """Whether a decision at this time may use these parameters: a quota's window must hold it (T4)."""
@@ -164,6 +171,8 @@ class Record:
     """The `work_settled` at which an auto bucket that counts requests counts work again, unless it is lent more."""
     shedding: Shedding | None = None
     """What overload control goes by, where the policy has any."""
+    block: Block | None = None
+    """Refusals of this key, and until when it is blocked, where the policy blocks (W17)."""
 
     @property
     def is_quota(self) -> bool:
@@ -190,6 +199,7 @@ def fresh(params: Params, now_us: int) -> Record:
         stop_debt=0.0,
         histogram=_no_latencies(params),
         shedding=_no_shedding(params),
+        block=_no_block(params),
     )
     share = share_of(record, params, now_us)
     _begin_terms(record, params, share)
@@ -244,6 +254,10 @@ def _no_latencies(params: Params) -> list[float]:
 
 def _no_shedding(params: Params) -> Shedding | None:
     return Shedding() if Flags.OVERLOAD in params.flags else None
+
+
+def _no_block(params: Params) -> Block | None:
+    return None if params.block is None else Block()
 
 
 def advance(record: Record, params: Params, now_us: int) -> None:
@@ -312,6 +326,8 @@ def _convert(record: Record, params: Params, now_us: int) -> None:
         record.histogram = _no_latencies(params)
     if (before ^ flags) & Flags.OVERLOAD:
         record.shedding = _no_shedding(params)
+    if (before ^ flags) & Flags.BLOCK:
+        record.block = _no_block(params)
     if (before ^ flags) & Flags.DIVIDED:
         record.share = record.share_until_us = record.share_partitions = 0.0
     if (before ^ flags) & Flags.AUTO:
@@ -353,10 +369,12 @@ def collectable(record: Record, amount: float) -> float:
 
 
 def ttl_ms(record: Record, now_us: int) -> int:
-    """How long to keep the record: until it would be full and its share has ended, and a while longer."""
+    """How long to keep the record: until it is full, its share and its block have ended, and a while longer."""
     ms = _full_in_ms(record, now_us)
     if Flags.DIVIDED in record.flags:
         ms = max(ms, (record.share_until_us - now_us) / 1000)
+    if record.block is not None:
+        ms = max(ms, (record.block.counted_until_us - now_us) / 1000, (record.block.until_us - now_us) / 1000)
     if not ms < TTL_MAX_MS:
         return TTL_MAX_MS
     return max(0, math.ceil(ms)) + IDLE_TTL_MS

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from limiter.model import shedding
+from limiter.model import block, shedding
 from limiter.model.admission import needed, part_of_minimum
 from limiter.model.bucket import (
     HISTOGRAM_STEPS,
@@ -23,7 +23,9 @@ from limiter.model.bucket import (
     refill,
 )
 from limiter.model.operations import (
-    SETTLE_GRACE_US,
+    COVERED,
+    LEARNED,
+    TOO_LARGE,
     Acquire,
     AcquireAnswer,
     AcquireStatus,
@@ -47,7 +49,10 @@ class Tombstone:
     """What is known of a reservation once it was settled, or has reported progress."""
 
     accounted: list[float]
+    """What each bucket was to be debited, with what it could not pay."""
     uncollected: list[float]
+    """What of that it could not pay."""
+    deadline_us: float
     work: float = 0.0
     late: bool = False
     final: bool = False
@@ -183,23 +188,25 @@ class Ledger:
         records = [drafts[want.bucket] for want in operation.wants]
         charges = [_charge(want, record) for want, record in zip(operation.wants, records, strict=True)]
         minimums = [_minimum(want, record) for want, record in zip(operation.wants, records, strict=True)]
-        verdicts, share = judge(operation, records, minimums, charges)
+        verdicts, share = judge(operation, records, minimums, charges, now_us)
         if operation.lot is not None:
             share = shed(operation, operation.lot, records, verdicts, share)
         granted = not any(
-            verdict in (Verdict.BLOCKED, Verdict.TURNED_AWAY) and not want.params.is_shadow
+            verdict >= Verdict.BLOCKED and not want.params.is_shadow
             for verdict, want in zip(verdicts, operation.wants, strict=True)
         )
         if not operation.dry_run:
             for i, (want, record) in enumerate(zip(operation.wants, records, strict=True)):
                 verdicts[i], charges[i] = commit(
                     record,
+                    want.params,
                     verdicts[i],
                     charges[i],
                     minimum=minimums[i],
                     granted=granted,
                     share=share,
                     requests=operation.requests,
+                    now_us=now_us,
                 )
                 self._touch(want.bucket, record)
                 if operation.lot is not None:
@@ -211,32 +218,35 @@ class Ledger:
                 BucketAnswer(
                     verdict,
                     record.balance,
-                    charge,
+                    charge if verdict is not Verdict.DENIED else blocked_us(record, want.params, now_us),
                     record.rate,
                     record.capacity,
                     record.counts_requests,
                     pressure(record, operation.lot),
                 )
-                for verdict, record, charge in zip(verdicts, records, charges, strict=True)
+                for want, verdict, record, charge in zip(operation.wants, verdicts, records, charges, strict=True)
             ),
         )
 
     def _settle(self, operation: Settle, drafts: dict[str, Record], now_us: int) -> SettleAnswer:
-        if now_us > operation.deadline_us + SETTLE_GRACE_US:
-            return SettleAnswer(SettleStatus.GONE, now_us)
         mark = self.tombstones.get(operation.reservation) or Tombstone(
-            accounted=[charge.charge for charge in operation.charges],
-            uncollected=[0.0] * len(operation.charges),
+            accounted=[charge.charge + charge.uncollected for charge in operation.charges],
+            uncollected=[charge.uncollected for charge in operation.charges],
+            deadline_us=float(operation.deadline_us),
         )
+        if now_us > mark.deadline_us + operation.late_us:
+            return SettleAnswer(SettleStatus.GONE, now_us)
         status = standing(mark, operation)
         if status is SettleStatus.SETTLED:
-            mark.late = mark.late or now_us > operation.deadline_us
+            mark.late = now_us > mark.deadline_us
             for i, charge in enumerate(operation.charges):
                 if charge.bucket in drafts:
                     self._touch(charge.bucket, drafts[charge.bucket])
                     settle_bucket(drafts[charge.bucket], mark, i, operation)
             mark.work, mark.final, mark.begun = operation.work, operation.final, True
             self.tombstones[operation.reservation] = mark
+        if not mark.final:
+            renew(mark, operation, now_us)
         rows = [drafts.get(charge.bucket) for charge in operation.charges]
         return SettleAnswer(
             status,
@@ -244,14 +254,15 @@ class Ledger:
             late=mark.late,
             stop=any(record is not None and record.balance < -record.stop_debt for record in rows),
             work=mark.work,
+            deadline_us=mark.deadline_us,
             buckets=tuple(_settled(rows[i], mark, i, operation.charges[i]) for i in range(len(rows))),
         )
 
 
 def judge(
-    operation: Acquire, records: Sequence[Record], minimums: Sequence[float], charges: Sequence[float]
+    operation: Acquire, records: Sequence[Record], minimums: Sequence[float], charges: Sequence[float], now_us: int
 ) -> tuple[list[Verdict], float]:
-    """Ask each bucket (W3). A quota must also cover the charge (P4); a lease takes a share, above the minimum (P9)."""
+    """Ask each bucket (W3, W13, W17). A lease takes a share, above the minimum (P9)."""
     verdicts, share = [], 1.0
     for want, record, need, charge in zip(operation.wants, records, minimums, charges, strict=True):
         amount = operation.requests if record.counts_requests else charge
@@ -261,11 +272,24 @@ def judge(
             if passed and amount * share > available and not want.params.is_shadow:
                 share = available / amount
         else:
-            passed = record.balance >= needed(
-                need, amount, debt_max=record.debt_max, capacity=record.capacity, is_quota=want.params.is_quota
-            )
-        verdicts.append(Verdict.PASSED if passed else Verdict.BLOCKED)
+            covered = want.params.is_quota
+            if want.how & COVERED and not (covered or record.counts_requests):
+                # What was learned may be more than the bucket holds: a full one has to do.
+                covered, amount = True, min(amount, record.capacity) if want.how & LEARNED else amount
+            need = needed(need, amount, debt_max=record.debt_max, capacity=record.capacity, covered=covered)
+            passed = record.balance >= need and not want.how & TOO_LARGE
+        if blocked_us(record, want.params, now_us) > 0:
+            verdicts.append(Verdict.DENIED)
+        else:
+            verdicts.append(Verdict.PASSED if passed else Verdict.BLOCKED)
     return verdicts, share
+
+
+def blocked_us(record: Record, params: Params, now_us: int) -> float:
+    """How long the bucket's key is still blocked; 0 if it is not (W17)."""
+    if record.block is None or params.block is None:
+        return 0.0
+    return block.left_us(record.block, params.block, now_us)
 
 
 def shed(operation: Acquire, lot: Lot, records: Sequence[Record], verdicts: list[Verdict], share: float) -> float:
@@ -281,7 +305,7 @@ def shed(operation: Acquire, lot: Lot, records: Sequence[Record], verdicts: list
             lease=operation.lease,
             share=share,
         )
-        if turned_away:
+        if turned_away and verdicts[i] is not Verdict.DENIED:
             verdicts[i] = Verdict.TURNED_AWAY
         elif not operation.wants[i].params.is_shadow:
             share = rest
@@ -308,6 +332,7 @@ def pressure(record: Record, lot: Lot | None) -> Pressure | None:
 
 def commit(
     record: Record,
+    params: Params,
     verdict: Verdict,
     charge: float,
     *,
@@ -315,21 +340,22 @@ def commit(
     granted: bool,
     share: float,
     requests: float,
+    now_us: int,
 ) -> tuple[Verdict, float]:
     """Count the request, and debit it if every bucket agreed. A shadow takes part as long as it would admit (P11)."""
     record.requests += requests
-    if verdict is Verdict.TURNED_AWAY:
-        return verdict, charge
-    if verdict is Verdict.BLOCKED:
+    if verdict in (Verdict.BLOCKED, Verdict.DENIED):
         record.refused += requests
-        return verdict, charge
-    if not granted:
+    if verdict is Verdict.BLOCKED and record.block is not None and params.block is not None:
+        block.count_refusal(record.block, params.block, requests, now_us)
+    if verdict >= Verdict.BLOCKED or not granted:
         return verdict, charge
     taken = (requests if record.counts_requests else charge) * share
     if share < 1:
         taken = min(taken, record.balance - minimum)
-    taken = collectable(record, taken)
+    wanted, taken = taken, collectable(record, taken)
     record.balance -= taken
+    record.uncollected += wanted - taken
     record.admitted += requests * share
     record.work_charged += charge * share if record.counts_requests else taken
     return Verdict.DEBITED, taken
@@ -342,6 +368,11 @@ def standing(mark: Tombstone, operation: Settle) -> SettleStatus:
     if mark.begun and not operation.final and operation.work <= mark.work:
         return SettleStatus.DUPLICATE
     return SettleStatus.SETTLED
+
+
+def renew(mark: Tombstone, operation: Settle, now_us: int) -> None:
+    """Progress moves the deadline to a whole time to live from now (W14)."""
+    mark.deadline_us = max(mark.deadline_us, float(now_us + (operation.deadline_us - operation.acquired_us)))
 
 
 def settle_bucket(record: Record, mark: Tombstone, i: int, operation: Settle) -> None:
@@ -383,7 +414,7 @@ def _count(record: Record, operation: Settle, charge: Charge, work: float) -> No
     latency_ms, number = operation.latency_ms, operation.class_number
     expected_ms = operation.expected_ms if math.isnan(charge.expected_ms) else charge.expected_ms
     record.settles += operation.requests
-    if operation.requests > 0:
+    if operation.requests >= 1:  # less would make the square as large as it likes
         record.work_squared += work * work / operation.requests
     if latency_ms > expected_ms:
         record.missed += 1
@@ -412,19 +443,23 @@ def correct(record: Record, mark: Tombstone, i: int, target: float, worth_each: 
         lost = (owed - taken) / worth_each
         mark.uncollected[i] += lost
         record.uncollected += lost
-    elif delta < 0 and refundable:
+        mark.accounted[i] = target
+    elif delta < 0:
+        # Work that was not done was not left unpaid either, however late we hear of it.
         forgiven = min(-delta, mark.uncollected[i])
         mark.uncollected[i] -= forgiven
         record.uncollected -= forgiven
-        record.balance = min(record.balance + (-delta - forgiven) * worth_each, record.capacity)
-    else:
-        return
-    mark.accounted[i] = target
+        if refundable:
+            record.balance = min(record.balance + (-delta - forgiven) * worth_each, record.capacity)
+            mark.accounted[i] = target
+        else:
+            mark.accounted[i] -= forgiven
 
 
 def _charge(want: Want, record: Record) -> float:
-    if want.learned and record.charge > 0 and not record.counts_requests:
-        return record.charge
+    if want.how & LEARNED and record.charge > 0 and not record.counts_requests:
+        # An estimate that no balance could pay would lock the bucket, or be forgiven in part.
+        return record.charge if want.params.is_quota else min(record.charge, record.capacity + record.debt_max)
     return want.charge
 
 
@@ -445,4 +480,5 @@ def _settled(record: Record | None, mark: Tombstone, i: int, charge: Charge) -> 
 def _copy(record: Record) -> Record:
     values = {name: getattr(record, name) for name in Record.__dataclass_fields__}
     known = None if record.shedding is None else record.shedding.copy()
-    return Record(**{**values, "histogram": list(record.histogram), "shedding": known})
+    blocked = None if record.block is None else replace(record.block)
+    return Record(**{**values, "histogram": list(record.histogram), "shedding": known, "block": blocked})

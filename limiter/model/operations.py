@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from limiter.model.bucket import Params
 
-SETTLE_GRACE_US = 60_000_000
-"""How long after its deadline a reservation may still be settled; its tombstone lives as long."""
+LATE_US = 60_000_000
+"""How long after its deadline a reservation may still be settled, unless a node is set otherwise (W14); its tombstone
+lives as long."""
 
 
 class Verdict(IntEnum):
@@ -29,6 +30,8 @@ class Verdict(IntEnum):
     """The limit is reached."""
     TURNED_AWAY = 3
     """By overload control, whatever the limit."""
+    DENIED = 8
+    """The key is blocked for a time (W17). Not 4: that bit of an answer tells the unit."""
 
 
 class AcquireStatus(IntEnum):
@@ -54,7 +57,7 @@ class SettleStatus(IntEnum):
     CONFLICT = 3
     """Settled before with another amount (R3)."""
     GONE = 4
-    """Past its deadline and the grace after it."""
+    """Past its deadline, and later than a settle may come."""
     CORRUPT = 5
 
 
@@ -66,6 +69,11 @@ class _Value(Struct, frozen=True, gc=False):
         return replace(self, **changes)
 
 
+LEARNED, TOO_LARGE, COVERED = 1, 2, 4
+"""How a bucket is asked, as bits of `Want.how`: prefer the charge that the controller learned for it (W4, W8); refuse,
+as the estimate is above what one request may take; the balance has to cover the charge (W13)."""
+
+
 class Want(_Value, frozen=True, gc=False):
     """What an acquire wants of one bucket. `bucket` is its name in the slot."""
 
@@ -74,8 +82,7 @@ class Want(_Value, frozen=True, gc=False):
     minimum: float
     """For the whole capacity of the limit (`Params.whole_capacity`), whatever part of it the bucket holds."""
     charge: float
-    learned: bool = False
-    """Prefer the charge that the controller learned for this bucket, if there is one (W4, W8)."""
+    how: int = 0
 
 
 class Idempotency(_Value, frozen=True, gc=False):
@@ -124,7 +131,8 @@ class BucketAnswer(_Value, frozen=True, gc=False):
     verdict: Verdict
     balance: float
     charge: float
-    """What was debited, if the verdict is DEBITED; else what would have been."""
+    """What was debited, if the verdict is DEBITED; for how long the key is blocked (us), if DENIED; else what would
+    have been debited."""
     rate: float
     capacity: float
     in_requests: bool = False
@@ -159,6 +167,8 @@ class Charge(_Value, frozen=True, gc=False):
     """Whether the charge is a number of requests, not of units of work."""
     expected_ms: float = math.nan
     """How soon the policy expects an answer, where the request did not say (Q1)."""
+    uncollected: float = 0.0
+    """What the acquire wanted beyond the charge and the bucket could not pay (W5)."""
 
 
 class Settle(_Value, frozen=True, gc=False, kw_only=True):
@@ -175,6 +185,8 @@ class Settle(_Value, frozen=True, gc=False, kw_only=True):
     expected_ms: float = math.nan
     """How soon the request expected its answer."""
     class_number: int = 0
+    late_us: int = LATE_US
+    """How long after the deadline this settle may come (W14)."""
 
 
 class BucketSettled(_Value, frozen=True, gc=False):
@@ -198,4 +210,6 @@ class SettleAnswer(_Value, frozen=True, gc=False):
     late: bool = False
     stop: bool = False
     work: float = 0.0
+    deadline_us: float = 0.0
+    """When the reservation expires: progress renews it (W14)."""
     buckets: tuple[BucketSettled, ...] = ()

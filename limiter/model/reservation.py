@@ -18,7 +18,7 @@ from struct import error as struct_error
 
 import msgspec
 
-from limiter.model.operations import Charge
+from limiter.model.operations import LATE_US, Charge
 
 ID_SIZE = 12
 TOKEN_MAX = 131_072
@@ -28,8 +28,9 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _TAG_SIZE = 16
 _HEAD = Struct(f"<B{ID_SIZE}sQQdBHBH")
 _CHARGE = Struct("<ddBB")
-_EXPECTED = Struct("<d")
-_IN_REQUESTS, _EXPECTS = 1, 2
+_MORE = Struct("<d")
+_IN_REQUESTS, _EXPECTS, _UNPAID = 1, 2, 4
+_LATE = Struct("<Q")
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +45,8 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     charges: tuple[Charge, ...]
     class_number: int = 0
     """Of the request's class, for whichever of its buckets has overload control (`limiter.model.shedding`)."""
+    late_us: int = LATE_US
+    """How long after its deadline it may be settled. In the token, so that nodes that are set differently agree."""
 
     @property
     def name(self) -> str:
@@ -115,12 +118,13 @@ def _pack(reservation: Reservation) -> bytes:
     ) + name  # fmt: skip
     for charge in charges:
         raw, expected_ms = charge.bucket.encode(), charge.expected_ms
-        if expected_ms != expected_ms:  # none of its own
-            packed += _CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(raw)) + raw
-        else:
-            bits = charge.in_requests + _EXPECTS
-            packed += _CHARGE.pack(charge.charge, charge.weight, bits, len(raw)) + raw + _EXPECTED.pack(expected_ms)
-    return packed
+        bits, more = int(charge.in_requests), b""
+        if expected_ms == expected_ms:
+            bits, more = bits + _EXPECTS, _MORE.pack(expected_ms)
+        if charge.uncollected:
+            bits, more = bits + _UNPAID, more + _MORE.pack(charge.uncollected)
+        packed += _CHARGE.pack(charge.charge, charge.weight, bits, len(raw)) + raw + more
+    return packed if reservation.late_us == LATE_US else packed + _LATE.pack(reservation.late_us)
 
 
 def _unpack(payload: bytes) -> Reservation | None:
@@ -141,9 +145,12 @@ def _unpack(payload: bytes) -> Reservation | None:
         at += _CHARGE.size
         made = Charge(payload[at : at + size].decode(), charge, weight, None, bits & _IN_REQUESTS == _IN_REQUESTS)
         at += size
-        if bits >= _EXPECTS:
-            made = made.but(expected_ms=_EXPECTED.unpack_from(payload, at)[0])
-            at += _EXPECTED.size
+        if bits & _EXPECTS:
+            made = made.but(expected_ms=_MORE.unpack_from(payload, at)[0])
+            at += _MORE.size
+        if bits & _UNPAID:
+            made = made.but(uncollected=_MORE.unpack_from(payload, at)[0])
+            at += _MORE.size
         charges.append(made)
     return Reservation(
         id=id_,
@@ -154,4 +161,5 @@ def _unpack(payload: bytes) -> Reservation | None:
         expected_ms=expected_ms,
         charges=tuple(charges),
         class_number=class_number,
+        late_us=_LATE.unpack_from(payload, at)[0] if len(payload) > at else LATE_US,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from struct import error as struct_error
 
+from limiter.model.block import Block
 from limiter.model.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, Flags, Params, Record
 from limiter.model.ledger import Tombstone
 from limiter.model.operations import (
@@ -41,7 +42,9 @@ _HISTOGRAMS = {classes: Struct(f"<{HISTOGRAM_STEPS * classes}d") for classes in 
 _SHARE = Struct("<3d")
 _REQUESTS_UNTIL = Struct("<d")
 _SHEDDING = Struct("<28d")
+_BLOCK = Struct("<3d")
 _PARAMS = Struct("<B11d")
+_BLOCK_TERMS = Struct("<3d")
 _HEAD = Struct("<ddH")
 _REPLY = Struct("<Bd")
 
@@ -55,12 +58,12 @@ _PRESSURE = Struct("<Bddd")
 _REPLAYED = Struct("<I")
 _MEMO = Struct("<dI")
 
-_SETTLE = Struct("<HBBdddddd")
+_SETTLE = Struct("<HBBddddddd")
 _CHARGE = Struct("<HBdd")
-_EXPECTED = Struct("<d")
-_SETTLED = Struct("<BBBd")
+_MORE_OF_A_CHARGE = Struct("<d")
+_SETTLED = Struct("<BBBdd")
 _BUCKET_SETTLED = Struct("<Bddddd")
-_TOMBSTONE = Struct("<BBd")
+_TOMBSTONE = Struct("<BBdd")
 _ACCOUNTED = Struct("<dd")
 
 _FENCE = Struct("<d")
@@ -74,7 +77,7 @@ _LOAD = Struct("<d")
 
 _LEASE, _DRY_RUN, _DRAWN, _IDEMPOTENT = 1, 2, 4, 8
 _SHEDS = 16
-_IN_CLASS, _EXPECTS = 2, 2
+_IN_CLASS, _EXPECTS, _UNPAID = 2, 2, 4
 _IN_REQUESTS = 4
 _PRESENT, _SETTLED_IN_REQUESTS = 1, 2
 _SETS_CAP, _SETS_CHARGE, _SETS_UNIT, _SETS_SHARE, _SETS_STATE, _SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
@@ -86,13 +89,13 @@ _NOTHING = math.nan
 _INF = math.inf
 _new_record = Record.__new__
 _SHARE_FIELDS = ("share", "share_until_us", "share_partitions")
-_APART = {"flags", "histogram", "shedding", "requests_until", *_SHARE_FIELDS}
+_APART = {"flags", "histogram", "shedding", "block", "requests_until", *_SHARE_FIELDS}
 _FIELDS = tuple(name for name in Record.__dataclass_fields__ if name not in _APART)
 _FLAGS = tuple(Flags(bits) for bits in range(RECORD_FLAGS + 1))
 # Asking an enum, record by record, is dear.
 _HAS_HISTOGRAM, _HAS_SHARE, _IS_AUTO = int(Flags.HISTOGRAM), int(Flags.DIVIDED), int(Flags.AUTO)
-_HAS_SHEDDING = int(Flags.OVERLOAD)
-_HAS_TRAILER = _HAS_HISTOGRAM | _HAS_SHARE | _IS_AUTO | _HAS_SHEDDING
+_HAS_SHEDDING, _HAS_BLOCK = int(Flags.OVERLOAD), int(Flags.BLOCK)
+_HAS_TRAILER = _HAS_HISTOGRAM | _HAS_SHARE | _IS_AUTO | _HAS_SHEDDING | _HAS_BLOCK
 
 
 def _classes(flags: int) -> int:
@@ -104,7 +107,8 @@ def _size(flags: int) -> int:
     histogram = _HISTOGRAMS[_classes(flags)].size if flags & _HAS_HISTOGRAM else 0
     share = _SHARE.size if flags & _HAS_SHARE else 0
     until = _REQUESTS_UNTIL.size if flags & _IS_AUTO else 0
-    return _RECORD.size + histogram + share + until + (_SHEDDING.size if flags & _HAS_SHEDDING else 0)
+    shedding = _SHEDDING.size if flags & _HAS_SHEDDING else 0
+    return _RECORD.size + histogram + share + until + shedding + (_BLOCK.size if flags & _HAS_BLOCK else 0)
 
 
 _SIZES = tuple(map(_size, range(RECORD_FLAGS + 1)))
@@ -138,6 +142,8 @@ def pack_record(record: Record) -> bytes:
         packed += _REQUESTS_UNTIL.pack(record.requests_until)
     if record.shedding is not None:
         packed += _pack_shedding(record.shedding)
+    if record.block is not None:
+        packed += _BLOCK.pack(record.block.counted_until_us, record.block.refused, record.block.until_us)
     return packed
 
 
@@ -153,7 +159,7 @@ def unpack_record(raw: bytes) -> Record:
         record.refused, record.work_charged, record.work_settled, record.work_squared, record.settles, record.missed,
         record.uncollected,
     ) = _RECORD.unpack_from(raw)  # fmt: skip
-    record.flags, record.histogram, record.shedding = _FLAGS[flags], [], None
+    record.flags, record.histogram, record.shedding, record.block = _FLAGS[flags], [], None, None
     record.share = record.share_until_us = record.share_partitions = record.requests_until = 0.0
     if flags & _HAS_TRAILER:
         _unpack_trailers(record, flags, raw)
@@ -175,6 +181,9 @@ def _unpack_trailers(record: Record, flags: int, raw: bytes) -> None:
         at += _REQUESTS_UNTIL.size
     if flags & _HAS_SHEDDING:
         record.shedding = _unpack_shedding(raw, at)
+        at += _SHEDDING.size
+    if flags & _HAS_BLOCK:
+        record.block = Block(*_BLOCK.unpack_from(raw, at))
 
 
 def _pack_shedding(known: Shedding) -> bytes:
@@ -226,12 +235,15 @@ def read_record(raw: bytes) -> Record | None:
 def _is_trailer_sound(record: Record) -> bool:
     if not (0 < record.share <= 1 or record.share_partitions == 0):
         return False
-    return record.shedding is None or is_sound(record.shedding, rate_max=RATE_MAX)
+    if record.shedding is not None and not is_sound(record.shedding, rate_max=RATE_MAX):
+        return False
+    block = record.block
+    return block is None or (block.counted_until_us >= 0 and block.refused >= 0 and 0 <= block.until_us < _INF)
 
 
 def pack_tombstone(mark: Tombstone) -> bytes:
     """A tombstone as the settle script writes it."""
-    head = _TOMBSTONE.pack(2 if mark.final else 1, mark.late, mark.work)
+    head = _TOMBSTONE.pack(2 if mark.final else 1, mark.late, mark.work, mark.deadline_us)
     return head + b"".join(map(_ACCOUNTED.pack, mark.accounted, mark.uncollected))
 
 
@@ -249,7 +261,7 @@ def pack_params(params: Params) -> bytes:
 
 
 def _pack_params(params: Params) -> bytes:
-    return _PARAMS.pack(
+    packed = _PARAMS.pack(
         params.flags,
         params.committed,
         params.cap,
@@ -263,6 +275,7 @@ def _pack_params(params: Params) -> bytes:
         params.window_end_us,
         params.partitions,
     )
+    return packed if params.block is None else packed + _BLOCK_TERMS.pack(*params.block)
 
 
 class Terms:
@@ -308,10 +321,10 @@ def pack_acquires(operations: Sequence[Acquire], terms: Terms, keys: dict[str, i
         if lot is not None:
             flags |= _DRAWN
         want = wants[0]
-        row = number(want.bucket, want.params), want.learned, want.minimum, want.charge
+        row = number(want.bucket, want.params), want.how, want.minimum, want.charge
         append(pack(flags, len(wants), operation.requests, *row))
         for want in wants[1:]:
-            append(pack_want(number(want.bucket, want.params), want.learned, want.minimum, want.charge))
+            append(pack_want(number(want.bucket, want.params), want.how, want.minimum, want.charge))
         if lot is not None:
             append(_LOT.pack(lot.class_number, lot.draw))
         if idempotency is not None:
@@ -356,7 +369,7 @@ def _unpack_acquire(reply: bytes, at: int, count: int, now_us: int) -> tuple[Acq
     if status == AcquireStatus.REPLAYED:
         (size,) = _REPLAYED.unpack_from(reply, at)
         at += _REPLAYED.size
-        return _unpack_replayed(reply[at : at + size]), at + size
+        return _unpack_replayed(reply[at : at + size], now_us), at + size
     return AcquireAnswer(AcquireStatus(status), now_us), at
 
 
@@ -372,12 +385,17 @@ def _unpack_drawn(reply: bytes, at: int) -> BucketAnswer:
     return BucketAnswer(verdict, balance, charge, rate, capacity, in_requests, pressure)
 
 
-def _unpack_replayed(kept: bytes) -> AcquireAnswer:
-    """The first decision under an idempotency key, with the time and the memo of then."""
-    first_us, memo_size = _MEMO.unpack_from(kept)
-    at = _MEMO.size + memo_size
-    count = (len(kept) - at - 1) // (_DRAWN_SIZE if kept[at] >= _SHEDS else _ANSWER.size)
-    answer, _ = _unpack_acquire(kept, at, count, int(first_us))
+def _unpack_replayed(kept: bytes, now_us: int) -> AcquireAnswer:
+    """The first decision under an idempotency key, with the time and the memo of then; CORRUPT if it is damaged."""
+    try:
+        first_us, memo_size = _MEMO.unpack_from(kept)
+        at = _MEMO.size + memo_size
+        count = (len(kept) - at - 1) // (_DRAWN_SIZE if kept[at] >= _SHEDS else _ANSWER.size)
+        answer, end = _unpack_acquire(kept, at, count, int(first_us))
+    except (struct_error, IndexError, KeyError, ValueError, OverflowError):
+        return AcquireAnswer(AcquireStatus.CORRUPT, now_us)
+    if end != len(kept) or not answer.buckets or not 0 < first_us < RATE_MAX:
+        return AcquireAnswer(AcquireStatus.CORRUPT, now_us)
     return answer.but(memo=kept[_MEMO.size : at])
 
 
@@ -396,16 +414,20 @@ def pack_settles(operations: Sequence[Settle], terms: Terms, tombstones: dict[st
                 operation.expected_ms,
                 operation.acquired_us,
                 operation.deadline_us,
+                operation.late_us,
             )
         )
         for charge in operation.charges:
             number = terms.number(charge.bucket, charge.params)
             expected_ms = charge.expected_ms
+            bits = charge.in_requests + (_UNPAID if charge.uncollected else 0)
             if expected_ms != expected_ms:  # none of its own
-                parts.append(_CHARGE.pack(number, charge.in_requests, charge.charge, charge.weight))
+                parts.append(_CHARGE.pack(number, bits, charge.charge, charge.weight))
             else:
-                parts.append(_CHARGE.pack(number, charge.in_requests + _EXPECTS, charge.charge, charge.weight))
-                parts.append(_EXPECTED.pack(expected_ms))
+                parts.append(_CHARGE.pack(number, bits + _EXPECTS, charge.charge, charge.weight))
+                parts.append(_MORE_OF_A_CHARGE.pack(expected_ms))
+            if charge.uncollected:
+                parts.append(_MORE_OF_A_CHARGE.pack(charge.uncollected))
     return b"".join(parts)
 
 
@@ -419,7 +441,7 @@ def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAns
             answers.append(SettleAnswer(status, now_us))
             at += 1
             continue
-        _, late, stop, work = _SETTLED.unpack_from(reply, at)
+        _, late, stop, work, deadline_us = _SETTLED.unpack_from(reply, at)
         at += _SETTLED.size
         rows = []
         for _ in operation.charges:
@@ -427,7 +449,7 @@ def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAns
             present, in_requests = code >= _PRESENT, code >= _SETTLED_IN_REQUESTS
             rows.append(BucketSettled(present, balance, adjusted, uncollected, rate, capacity, in_requests))
             at += _BUCKET_SETTLED.size
-        answers.append(SettleAnswer(status, now_us, late == 1, stop == 1, work, tuple(rows)))
+        answers.append(SettleAnswer(status, now_us, late == 1, stop == 1, work, deadline_us, tuple(rows)))
     return answers
 
 

@@ -52,7 +52,7 @@ local function write_records(records, touched, first, now_us, slacks)
       record[EPOCH] = epoch
       listed[#listed + 1] = key
     end
-    if record[FLAGS] >= OVERLOAD then keep_slack(record[SHEDDING], is_listed, slacks and slacks[i]) end
+    if record[SHEDDING] then keep_slack(record[SHEDDING], is_listed, slacks and slacks[i]) end
     call('SET', key, pack_record(record), 'PX', ttl_ms(record, now_us))
   end
   if #listed == 0 then return end

@@ -1,8 +1,9 @@
 --[[ record: the live state of one bucket, kept as one string.
 Layout: version byte, flags byte, 19 little-endian float64 fields, then a latency histogram where the policy needs
 one (with overload control one for each class), then the share of a bucket whose limit is divided over partitions,
-then until when an auto bucket may count requests, then what overload control goes by. Everything stays float64: nothing passes through text, so the model in
-limiter/model/bucket.py and shedding.py, doing the same operations in the same order, agrees to the bit.
+then until when an auto bucket may count requests, then what overload control goes by, then the refusals of a key that
+may be blocked. Everything stays float64: nothing passes through text, so the model in limiter/model/bucket.py,
+shedding.py and block.py, doing the same operations in the same order, agrees to the bit.
 limiter/store/layout.py packs the same bytes. ]]
 
 local pack_struct, unpack_struct, call = struct.pack, struct.unpack, redis.call
@@ -27,17 +28,19 @@ local SHARE_UNTIL = 24       -- us, when that ends and the bucket falls back to 
 local SHARE_PARTITIONS = 25  -- of how many partitions it was a part: with another number of them it means nothing
 local REQUESTS_UNTIL = 26    -- R10: WORK_SETTLED at which an auto bucket counts work again; only auto records have it
 local SHEDDING = 27    -- table: overload control; only records of policies with an `overload` block have it
+local COUNTED_UNTIL, BLOCK_REFUSED, BLOCKED_UNTIL = 28, 29, 30  -- W17: us, refusals, us; only where a policy blocks keys
 local WINDOW_END, WINDOW_START = RATE, COMMITTED  -- a quota has a window where a rate bucket has rates (us)
 
 local LAYOUT = 1
 local FIELDS = '<BB' .. string.rep('d', 19)
 local SIZE = 2 + 19 * 8
-local SHARE_SIZE, REQUESTS_UNTIL_SIZE = 24, 8
+local SHARE_SIZE, REQUESTS_UNTIL_SIZE, BLOCK_SIZE = 24, 8, 24
 local QUOTA, COUNTS_REQUESTS, HAS_HISTOGRAM = 1, 2, 4  -- flag bits a record shares with its params
 local DIVIDED = 8      -- the limit is divided over partitions: params say the whole, the record holds a share
 local AUTO = 16        -- R10: the record's own COUNTS_REQUESTS says how it counts; steer.lua lends it for some work
-local OVERLOAD = 32    -- the highest bit that a record keeps: flags >= OVERLOAD means that it is set
-local SHADOW = 64      -- P11: of params only
+local OVERLOAD = 32    -- the policy has an `overload` block
+local BLOCK = 64       -- W17: the policy blocks keys; the highest bit that a record keeps
+local SHADOW = 128     -- P11: of params only
 
 -- What record[SHEDDING] holds; each class has its place in four numbers, class 0 (critical_plus) being the first.
 local CLASSES = 4
@@ -66,23 +69,28 @@ local function has(flags, bit_value)
   return flags % (bit_value * 2) >= bit_value
 end
 
---[[ Params: what a policy says of a bucket, one fixed-size row each (limiter/store/layout.py). ]]
-local PARAMS, PARAMS_SIZE = '<Bddddddddddd', 89
+--[[ Params: what a policy says of a bucket, a row each (limiter/store/layout.py), longer where keys are blocked. ]]
+local PARAMS = '<Bddddddddddd'
 
 local function unpack_params(rows)
-  local params = {}
-  for at = 1, #rows, PARAMS_SIZE do
+  local params, at, size = {}, 1, #rows
+  while at <= size do
     local flags, committed, cap, capacity, burst, burst_s, debt_max, threshold, stop_debt, window_start, window_end,
-      partitions = unpack_struct(PARAMS, rows, at)
+      partitions, after = unpack_struct(PARAMS, rows, at)
     local quota, counts_requests = has(flags, QUOTA), has(flags, COUNTS_REQUESTS)
-    params[#params + 1] = {
+    local term = {
       flags = flags % SHADOW, quota = quota, histogram = has(flags, HAS_HISTOGRAM), divided = has(flags, DIVIDED),
-      auto = has(flags, AUTO), overload = has(flags, OVERLOAD), shadow = has(flags, SHADOW), committed = committed, cap = cap, capacity = capacity,
-      burst = burst, burst_s = burst_s, debt_max = debt_max, threshold = threshold, stop_debt = stop_debt,
-      window_start = window_start, window_end = window_end, partitions = partitions,
+      auto = has(flags, AUTO), overload = has(flags, OVERLOAD), shadow = flags >= SHADOW, committed = committed,
+      cap = cap, capacity = capacity, burst = burst, burst_s = burst_s, debt_max = debt_max, threshold = threshold,
+      stop_debt = stop_debt, window_start = window_start, window_end = window_end, partitions = partitions,
       -- What a whole bucket holds at the start, in the unit that minimums are given in.
       whole_capacity = counts_requests and not quota and math.max(1, burst + burst_s * cap) or capacity,
     }
+    at = after
+    if has(flags, BLOCK) then
+      term.block_after, term.block_in, term.block_for, at = unpack_struct('<ddd', rows, at)
+    end
+    params[#params + 1] = term
   end
   return params
 end
@@ -136,9 +144,14 @@ local function no_shedding()
   return shedding
 end
 
+local function no_block(record)
+  record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, 0
+end
+
 local function fresh_record(params, now_us)
   local record = { LAYOUT, params.flags, now_us, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     no_latencies(params), 0, 0, 0, 0, params.overload and no_shedding() or nil }
+  if params.block_for then no_block(record) end
   local share = share_of(record, params, now_us)
   begin_terms(record, params, share)
   adopt_bounds(record, params, share)
@@ -166,9 +179,9 @@ local function unpack_rest(record, raw, size)
   local flags, at = record[FLAGS], SIZE
   local with_histogram, divided, overload = has(flags, HAS_HISTOGRAM), has(flags, DIVIDED), has(flags, OVERLOAD)
   local histogram_size = with_histogram and HISTOGRAM_SIZE * (overload and CLASSES or 1) or 0
-  local auto = has(flags, AUTO)
+  local auto, block = has(flags, AUTO), has(flags, BLOCK)
   if size ~= SIZE + histogram_size + (divided and SHARE_SIZE or 0) + (auto and REQUESTS_UNTIL_SIZE or 0)
-    + (overload and SHEDDING_SIZE or 0) then
+    + (overload and SHEDDING_SIZE or 0) + (block and BLOCK_SIZE or 0) then
     return false
   end
   record[HISTOGRAM] = string.sub(raw, at + 1, at + histogram_size)
@@ -178,9 +191,15 @@ local function unpack_rest(record, raw, size)
     if not (record[SHARE] > 0 and record[SHARE] <= 1 or record[SHARE_PARTITIONS] == 0) then return false end
   end
   if auto then record[REQUESTS_UNTIL], at = unpack_struct('<d', raw, at) end
-  if not overload then return true end
-  record[SHEDDING] = { unpack_struct(SHEDDING_FIELDS, raw, at) }
-  return is_sound(record[SHEDDING])
+  if overload then
+    record[SHEDDING] = { unpack_struct(SHEDDING_FIELDS, raw, at) }
+    if not is_sound(record[SHEDDING]) then return false end
+  end
+  if not block then return true end
+  -- From the end, as is_sound has seen to it that all before is whole.
+  local counted_until, refused, blocked_until = unpack_struct('<ddd', raw, size - BLOCK_SIZE + 1)
+  record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = counted_until, refused, blocked_until
+  return counted_until >= 0 and refused >= 0 and blocked_until >= 0 and blocked_until < math.huge
 end
 
 -- S11: nil means that these bytes are not a record of ours.
@@ -191,7 +210,8 @@ local function unpack_record(raw)
   local balance, capacity, rate = record[BALANCE], record[CAPACITY], record[RATE]
   -- Written so that NaN fails as well.
   if not (balance > -math.huge and balance <= capacity and capacity > 0 and capacity < math.huge
-    and rate > 0 and rate < math.huge and record[UPDATED] > 0) or record[VERSION] ~= LAYOUT then return nil end
+    and rate > 0 and rate < math.huge and record[UPDATED] > 0) or record[VERSION] ~= LAYOUT
+    or record[FLAGS] >= SHADOW then return nil end  -- a flag that no record of ours has
   if size == SIZE and record[FLAGS] < HAS_HISTOGRAM then
     record[HISTOGRAM] = ''
   elseif not unpack_rest(record, raw, size) then
@@ -208,8 +228,10 @@ local function pack_record(record)
     packed = packed .. pack_struct('<ddd', record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS])
   end
   if has(record[FLAGS], AUTO) then packed = packed .. pack_struct('<d', record[REQUESTS_UNTIL]) end
-  if record[FLAGS] < OVERLOAD then return packed end
-  return packed .. pack_struct(SHEDDING_FIELDS, unpack(record[SHEDDING], 1, SHEDDING_COUNT))
+  local shedding = record[SHEDDING]
+  if shedding then packed = packed .. pack_struct(SHEDDING_FIELDS, unpack(shedding, 1, SHEDDING_COUNT)) end
+  if record[FLAGS] < BLOCK then return packed end
+  return packed .. pack_struct('<ddd', record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL])
 end
 
 -- Records by number. false: there is none yet; nil: what stands there is not ours and stays untouched (S11).
@@ -247,7 +269,7 @@ local function refill(record, now_us)
       if balance > capacity then balance = capacity end
       record[BALANCE] = balance
     end
-    if record[FLAGS] >= OVERLOAD then refill_classes(record[SHEDDING], elapsed_us) end
+    if record[SHEDDING] then refill_classes(record[SHEDDING], elapsed_us) end
     record[UPDATED] = now_us
   elseif elapsed_us < -STEP_BACK_MAX_US then
     record[UPDATED] = now_us
@@ -278,6 +300,25 @@ local function recount(record, params, share, flags, cap)
   record[BALANCE] = balance > -RATE_MAX and balance or -RATE_MAX
 end
 
+-- W17: how long a key is still blocked, 0 if it is not. A clock that went back makes no block longer.
+local function blocked_us(record, params, now_us)
+  local left = record[BLOCKED_UNTIL] - now_us
+  if left > params.block_for then left = params.block_for end
+  return left > 0 and left or 0
+end
+
+-- W17: count a refusal by the policy's own limit, and begin a block if it was one too many.
+local function count_refusal(record, params, requests, now_us)
+  local left = record[COUNTED_UNTIL] - now_us
+  if not (left > 0 and left <= params.block_in) then
+    record[COUNTED_UNTIL], record[BLOCK_REFUSED] = now_us + params.block_in, 0
+  end
+  record[BLOCK_REFUSED] = record[BLOCK_REFUSED] + requests
+  if record[BLOCK_REFUSED] >= params.block_after then
+    record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, now_us + params.block_for
+  end
+end
+
 -- What a debit of this size can still take before the debt reaches its bound (W5).
 local function collectable(record, amount)
   local room = record[BALANCE] + record[DEBT_MAX]
@@ -301,7 +342,7 @@ local function convert(record, params, now_us)
   if params.auto and before % HAS_HISTOGRAM == COUNTS_REQUESTS
     and record[WORK_SETTLED] < (record[REQUESTS_UNTIL] or 0) then flags = flags + COUNTS_REQUESTS end
   if before == flags then return end
-  local overload = before >= OVERLOAD
+  local overload = has(before, OVERLOAD)
   if has(before, HAS_HISTOGRAM) ~= params.histogram or overload ~= params.overload then
     record[HISTOGRAM] = no_latencies(params)
   end
@@ -310,6 +351,7 @@ local function convert(record, params, now_us)
     record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS] = 0, 0, 0
   end
   if has(before, AUTO) ~= params.auto then record[REQUESTS_UNTIL] = 0 end
+  if before < BLOCK and params.block_for then no_block(record) end
   if before % HAS_HISTOGRAM ~= flags % HAS_HISTOGRAM then
     local share = share_of(record, params, now_us)
     recount(record, params, share, flags)
@@ -364,6 +406,9 @@ local function ttl_ms(record, now_us)
     ms = (record[CAPACITY] - record[BALANCE]) / record[RATE] * 1000
   end
   if flags >= DIVIDED and has(flags, DIVIDED) then ms = math.max(ms, (record[SHARE_UNTIL] - now_us) / 1000) end
+  if flags >= BLOCK then
+    ms = math.max(ms, (record[COUNTED_UNTIL] - now_us) / 1000, (record[BLOCKED_UNTIL] - now_us) / 1000)
+  end
   if not (ms < TTL_MAX_MS) then return TTL_MAX_MS end
   ms = math.ceil(ms)
   if ms < 0 then ms = 0 end

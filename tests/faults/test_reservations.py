@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from limiter.model.operations import (
-    SETTLE_GRACE_US,
+    LATE_US,
     Acquire,
     AcquireAnswer,
     AcquireStatus,
@@ -126,7 +126,7 @@ def test_r5_after_the_grace_a_reservation_is_gone(store: ScriptStore) -> None:
     """Its tombstone may be forgotten by then, so even a first settle must not count."""
     reservation = reserve(store, ask(TERMS, charge=9))
     before = store.record(BUCKET)
-    answer = settle(store, done(reservation, 900), reservation.deadline_us + SETTLE_GRACE_US + 1)
+    answer = settle(store, done(reservation, 900), reservation.deadline_us + LATE_US + 1)
     assert answer.status is SettleStatus.GONE
     assert (store.record(BUCKET), store.tombstone("r1")) == (before, None)
 

@@ -19,13 +19,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from limiter.model.block import BlockTerms
 from limiter.model.bucket import KIND, Flags, Params, ttl_ms
 from limiter.model.ledger import Ledger
 from limiter.model.operations import (
-    SETTLE_GRACE_US,
+    COVERED,
+    LATE_US,
+    LEARNED,
+    TOO_LARGE,
     Acquire,
     BucketAnswer,
-    Charge,
     Idempotency,
     Lot,
     Settle,
@@ -38,6 +41,7 @@ from limiter.model.signals import Report, add
 from limiter.model.stewardship import Lease, Steer
 from limiter.store import keys, layout
 from limiter.store.keys import Slot
+from tests.support.operations import charge_of
 from tests.support.servers import Cluster, Server, running
 from tests.support.stores import LEASE_MS, ScriptStore
 
@@ -53,6 +57,8 @@ BUCKETS = {
     "wide:b": Flags.DIVIDED,
     "shed:a": Flags.OVERLOAD | Flags.HISTOGRAM,
     "shed:b": Flags.OVERLOAD | Flags.COUNTS_REQUESTS,
+    "block:a": Flags.BLOCK,
+    "block:b": Flags.BLOCK | Flags.OVERLOAD | Flags.DIVIDED,
 }
 SOURCES = ["host-1", "host-2", "\u2603 and 'more'"]
 STEERED = [*BUCKETS, "rps:a", "auto:a", "auto:a", "wide:a", "wide:a", "wide:b", "wide:b", "shed:a", "shed:b"]
@@ -75,7 +81,14 @@ durations_us = st.one_of(
     st.sampled_from([1, 10_000_000, 60_000_000, 90_000_000, 86_400_000_000, 366 * 86_400_000_000]),
     st.sampled_from([-200_000, -1_000_000, -1_000_001, -3_600_000_000]),
 )
-flags = st.sampled_from([Flags(bits) for bits in range(128) if not (bits & Flags.AUTO and bits & KIND)])
+flags = st.sampled_from([Flags(bits) for bits in range(256) if not (bits & Flags.AUTO and bits & KIND)])
+blocks = st.builds(
+    BlockTerms,
+    after=st.sampled_from([1.0, 2.0, 5.0]),
+    in_us=st.sampled_from([1e6, 60e6, 86_400e6]),
+    for_us=st.sampled_from([1e6, 600e6, 30 * 86_400e6]),
+)
+asked = st.sampled_from([0, 0, 0, LEARNED, TOO_LARGE, COVERED, LEARNED | COVERED])
 
 
 @st.composite
@@ -94,6 +107,7 @@ def params(draw: st.DrawFn, flags: Flags) -> Params:
         stop_debt=draw(st.sampled_from([math.inf, 10.0])),
         window_end_us=1,
         partitions=draw(st.integers(2, 4)) if Flags.DIVIDED in flags else 1,
+        block=draw(blocks) if Flags.BLOCK in flags else None,
     )
 
 
@@ -184,7 +198,7 @@ class History(RuleBasedStateMachine):
     def _operation(self, data: st.DataObject, terms: dict[str, Params]) -> Acquire:
         names = data.draw(st.lists(st.sampled_from(list(BUCKETS)), min_size=1, max_size=3, unique=True))
         wants = tuple(
-            Want(name, terms[name], data.draw(minimums), data.draw(amounts), data.draw(st.booleans())) for name in names
+            Want(name, terms[name], data.draw(minimums), data.draw(amounts), data.draw(asked)) for name in names
         )
         lease = data.draw(st.sampled_from([False, False, True]))
         dry_run = data.draw(st.sampled_from([False, False, False, True]))
@@ -201,7 +215,7 @@ class History(RuleBasedStateMachine):
 
     def _reserve(self, operation: Acquire, answers: Sequence[BucketAnswer]) -> None:
         taken = tuple(
-            Charge(want.bucket, answer.charge, 1.0, want.params, answer.in_requests)
+            charge_of(want, answer).but(uncollected=0.0) if operation.lease else charge_of(want, answer)
             for want, answer in zip(operation.wants, answers, strict=True)
             if answer.verdict is Verdict.DEBITED
         )
@@ -224,8 +238,7 @@ class History(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, size: int) -> None:
         terms = self._terms(data)
         operations = [self._settle(data, terms) for _ in range(size)]
-        left_us = [operation.deadline_us + SETTLE_GRACE_US - self.now_us for operation in operations]
-        if any(0 <= left < 10_000_000 for left in left_us):
+        if any(0 <= left_us < 10_000_000 for left_us in map(self._left_us, operations)):
             return  # the server's own clock would end the tombstone before the history's does
         self.made += 1
         flush_id = b"settle-%d" % self.made
@@ -251,7 +264,14 @@ class History(RuleBasedStateMachine):
             latency_ms=data.draw(st.one_of(st.sampled_from([math.nan, 0.0, 0.125, 30.0, 1e9]), st.floats(0, 1e5))),
             expected_ms=data.draw(st.sampled_from([math.nan, 30.0])),
             class_number=reserved.class_number,
+            late_us=data.draw(st.sampled_from([LATE_US, LATE_US, 0, 3_600_000_000])),
         )
+
+    def _left_us(self, operation: Settle) -> float:
+        """How long the reservation may still be settled."""
+        mark = self.model.tombstones.get(operation.reservation)
+        deadline_us = operation.deadline_us if mark is None else mark.deadline_us
+        return deadline_us + operation.late_us - self.now_us
 
     def _work(self, data: st.DataObject, charge: float) -> float:
         """Around what was charged: refunds, small differences and overruns alike; or anything."""
@@ -267,7 +287,8 @@ class History(RuleBasedStateMachine):
         kind = data.draw(flags) if mechanism_too else self.params[bucket].flags
         before, self.params[bucket] = self.params[bucket], data.draw(params(kind))
         if data.draw(st.booleans()):  # only the number of partitions, or the mechanism, and all else as before
-            self.params[bucket] = replace(before, flags=kind, partitions=self.params[bucket].partitions)
+            drawn = self.params[bucket]
+            self.params[bucket] = replace(before, flags=kind, partitions=drawn.partitions, block=drawn.block)
         self.periods[bucket] = data.draw(st.sampled_from(Period))
 
     @rule(owner=st.sampled_from(OWNERS), ended=st.sampled_from(["still held", "given back", "over"]))

@@ -8,7 +8,7 @@ import pytest
 
 from limiter.model.bucket import Flags, Params
 from limiter.model.ledger import Ledger
-from limiter.model.operations import SettleStatus, Verdict
+from limiter.model.operations import LEARNED, SettleStatus, Verdict
 from limiter.model.stewardship import SHARE_FOR_MAX_US, Lease, Steer, SteerStatus
 from limiter.store import keys
 from limiter.store.connect import Link, open_link
@@ -435,7 +435,7 @@ def test_p8_a_charge_that_makes_no_sense_leaves_the_old_one(ledger: Decides, cha
 
 
 def test_w4_a_learned_charge_is_taken_from_the_next_request_on(ledger: Decides) -> None:
-    request = ask(work_terms(), charge=2, learned=True)
+    request = ask(work_terms(), charge=2, how=LEARNED)
     assert acquire(ledger, request).buckets[0].charge == 2
     steer(ledger, Steer(BUCKET, work_terms(), charge=12.5))
     assert acquire(ledger, request).buckets[0].charge == 12.5

@@ -8,7 +8,7 @@ import pytest
 from limiter.model.admission import class_minimum
 from limiter.model.bucket import Flags
 from limiter.model.ledger import Ledger
-from limiter.model.operations import Acquire, AcquireStatus, SettleStatus, Verdict, Want
+from limiter.model.operations import LEARNED, Acquire, AcquireStatus, SettleStatus, Verdict, Want
 from limiter.model.period import Period, window_us
 from limiter.model.quantity import units
 from tests.support.operations import (
@@ -98,7 +98,7 @@ def test_w3_a_charge_above_the_balance_is_admitted_and_becomes_debt(ledger: Deci
 def test_w4_the_charge_is_fixed_estimated_or_learned(ledger: Decides) -> None:
     terms = work_terms(capacity=50)
     fixed, estimate = ask(terms, charge=2), ask(terms, charge=7)
-    learned = ask(terms, charge=2, learned=True)
+    learned = ask(terms, charge=2, how=LEARNED)
     assert acquire(ledger, fixed).buckets[0].charge == 2
     assert acquire(ledger, estimate).buckets[0].charge == 7
     assert acquire(ledger, learned).buckets[0].charge == 2, "nothing is learned yet"

@@ -2,9 +2,20 @@
 
 import math
 
+from limiter.model.block import BlockTerms
 from limiter.model.bucket import Flags, Params, Record
 from limiter.model.ledger import Ledger
-from limiter.model.operations import Acquire, AcquireAnswer, Charge, Settle, SettleAnswer, Verdict, Want
+from limiter.model.operations import (
+    LEARNED,
+    Acquire,
+    AcquireAnswer,
+    BucketAnswer,
+    Charge,
+    Settle,
+    SettleAnswer,
+    Verdict,
+    Want,
+)
 from limiter.store import keys, layout
 from tests.support.stores import Decides, ScriptStore
 
@@ -31,10 +42,12 @@ def work_terms(
     settle_threshold: float = 0.0,
     stop_debt: float = math.inf,
     flags: Flags = Flags.NONE,
+    block: BlockTerms | None = None,
 ) -> Params:
     """A bucket of work; without arguments the one of W10."""
     return Params(
-        flags=flags,
+        flags=flags | (Flags.NONE if block is None else Flags.BLOCK),
+        block=block,
         committed=rate,
         capacity=capacity,
         debt_max=debt_max,
@@ -54,11 +67,9 @@ def quota_terms(limit: float, window_us: tuple[int, int], *, debt_max: float = 0
     return Params(flags=Flags.QUOTA, capacity=limit, debt_max=debt_max, window_start_us=start_us, window_end_us=end_us)
 
 
-def ask(
-    terms: Params, *, bucket: str = BUCKET, minimum: float = 1.0, charge: float = 2.0, learned: bool = False
-) -> Acquire:
+def ask(terms: Params, *, bucket: str = BUCKET, minimum: float = 1.0, charge: float = 2.0, how: int = 0) -> Acquire:
     """A request for one bucket."""
-    return Acquire((Want(bucket, terms, minimum, charge, learned),))
+    return Acquire((Want(bucket, terms, minimum, charge, how),))
 
 
 def acquire(ledger: Decides, operation: Acquire, now_us: int = START_US) -> AcquireAnswer:
@@ -73,13 +84,20 @@ def settle(ledger: Decides, operation: Settle, now_us: int = START_US) -> Settle
     return answer
 
 
+def charge_of(want: Want, found: BucketAnswer) -> Charge:
+    """What a reservation says of one bucket that was debited."""
+    # Where the charge was learned, or the bucket counts requests, it is not the want's.
+    lost = 0.0 if found.in_requests or want.how & LEARNED else want.charge - found.charge
+    return Charge(want.bucket, found.charge, 1.0, want.params, found.in_requests, uncollected=lost)
+
+
 def reserved(operation: Acquire, answer: AcquireAnswer, *, name: str = "r1", ttl_us: int = MINUTE_US) -> Settle:
     """The reservation that a granted acquire leads to, as a settle with no work in it yet."""
     assert answer.granted
     return Settle(
         reservation=name,
         charges=tuple(
-            Charge(want.bucket, found.charge, 1.0, want.params, found.in_requests)
+            charge_of(want, found)
             for want, found in zip(operation.wants, answer.buckets, strict=True)
             if found.verdict is Verdict.DEBITED
         ),
