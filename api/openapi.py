@@ -110,7 +110,10 @@ _OVERLOADED = _REFUSED | {
     "limits": [_LIMIT | {"passed": False}],
     "overloaded": True,
 }
-_SETTLED = {"work": 12.0, "adjusted": 9.0, "stop": False, "duplicate": False, "late": False, "limits": [_LIMIT]}
+_SETTLED = {
+    "work": 12.0, "adjusted": 9.0, "uncollected": 0.0, "stop": False, "duplicate": False, "late": False,
+    "expires_in_ms": 0, "limits": [_LIMIT],
+}  # fmt: skip
 _POLICY = {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50}
 
 _COMMON: dict[int | str, dict[str, Any]] = {

@@ -40,6 +40,12 @@ QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been e
 REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server capacity constraints"
 CHALLENGE = 'Bearer realm="headgate"'
 
+_FORBIDDEN = frozenset({"denied", "blocked"})
+_KINDS_OF_REFUSAL = {
+    "overload": (REDUCED_CAPACITY, REDUCED_CAPACITY_TITLE),
+    "denied": (BLANK, HTTPStatus.FORBIDDEN.phrase),
+    "blocked": (BLANK, HTTPStatus.FORBIDDEN.phrase),
+}
 _REPLAYED = b"idempotency-replayed: true\r\n"
 _encode = msgspec.json.Encoder().encode
 
@@ -65,7 +71,8 @@ class Renderer:
         if outcome.retry == "after":
             resets = [reset_s(limit) for limit in outcome.limits if not limit.passed and not limit.shadow]
             head += b"retry-after: %d\r\n" % max([_seconds(outcome.retry_after_ms), *resets])
-        return Answer(429, head + _REPLAYED if outcome.replayed else head, _refused(outcome))
+        status = _status(outcome)
+        return Answer(status, head + _REPLAYED if outcome.replayed else head, _refused(outcome, status))
 
 
 def decision_body(outcome: Decision | Exception) -> Answer:
@@ -73,7 +80,9 @@ def decision_body(outcome: Decision | Exception) -> Answer:
     try:
         if type(outcome) is Granted:
             return Answer(200, b"", _granted(outcome))
-        return Answer(429, b"", _refused(outcome)) if type(outcome) is Refused else failure(outcome)  # type: ignore[arg-type]
+        if type(outcome) is Refused:
+            return Answer(_status(outcome), b"", _refused(outcome, _status(outcome)))
+        return failure(outcome)  # type: ignore[arg-type]
     except Exception as error:
         return failure(error)
 
@@ -94,13 +103,18 @@ def _granted(granted: Granted) -> bytes:
     )
 
 
-def _refused(refused: Refused) -> bytes:
-    by_overload = refused.reason == "overload"
+def _status(refused: Refused) -> int:
+    """429 where another time it may pass; 403 where a policy says no, whatever the balance."""
+    return 403 if refused.reason in _FORBIDDEN else 429
+
+
+def _refused(refused: Refused, status: int) -> bytes:
+    kind, title = _KINDS_OF_REFUSAL.get(refused.reason, (QUOTA_EXCEEDED, QUOTA_EXCEEDED_TITLE))
     return _encode(
         RefusedAnswer(
-            type=REDUCED_CAPACITY if by_overload else QUOTA_EXCEEDED,
-            title=REDUCED_CAPACITY_TITLE if by_overload else QUOTA_EXCEEDED_TITLE,
-            status=429,
+            type=kind,
+            title=title,
+            status=status,
             detail=refused.detail,
             granted=False,
             policy=refused.policy,
@@ -124,8 +138,9 @@ def settled(outcome: Settled | Exception) -> Answer:
 
 def _settled(answer: Settled) -> SettledAnswer:
     return SettledAnswer(
-        answer.work, answer.adjusted, answer.stop, answer.duplicate, answer.late, _limits(answer.limits)
-    )
+        answer.work, answer.adjusted, answer.uncollected, answer.stop, answer.duplicate, answer.late,
+        answer.expires_in_ms, _limits(answer.limits),
+    )  # fmt: skip
 
 
 def batch(answers: Iterable[Answer]) -> Answer:

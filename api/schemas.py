@@ -46,9 +46,11 @@ class SettledAnswer(Struct, frozen=True):
 
     work: float
     adjusted: float
+    uncollected: float
     stop: bool
     duplicate: bool
     late: bool
+    expires_in_ms: int
     limits: list[Limit]
 
 

@@ -24,8 +24,11 @@ from limiter.errors import (
 from limiter.local import LocalBuckets
 from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
 from limiter.model.decision import limit_states, pressure, refusal
+from limiter.model.expiry import Expiries
 from limiter.model.limit import Limit
 from limiter.model.operations import (
+    LATE_US,
+    LEARNED,
     Acquire,
     AcquireAnswer,
     AcquireStatus,
@@ -41,7 +44,7 @@ from limiter.model.reservation import ID_SIZE, Keyring, Reservation, Signer
 from limiter.model.shedding import CLASS_NUMBERS
 from limiter.model.tally import DecisionTally, SettleTally
 from limiter.model.uncovered import TEXT_KEPT_MAX, UncoveredTally
-from limiter.planner import Planner, want
+from limiter.planner import Planner, policy_of, want
 from limiter.settler import NO_LATENCY, Settler
 from limiter.slices import in_slices
 from limiter.standing import Standing
@@ -185,6 +188,7 @@ class Decider:
         signer: Signer,
         *,
         deadline_s: float = 0.1,
+        late_us: int = LATE_US,
         default_criticality: Criticality = Criticality.CRITICAL,
         refuse_uncovered: bool = False,
         nodes: Callable[[], int] = lambda: 1,
@@ -192,6 +196,7 @@ class Decider:
         self._buckets = buckets
         self._keyring = Keyring(signer)
         self._deadline_s = deadline_s
+        self._late_us = late_us
         self.default_criticality = default_criticality
         self._refuse_uncovered = refuse_uncovered
         self._planner = Planner(PolicySet())
@@ -202,7 +207,10 @@ class Decider:
         self.decisions = DecisionTally()
         self.settles = SettleTally()
         self.uncovered = UncoveredTally()
-        self._settler = Settler(buckets, self._keyring, self._standing, self.settles, deadline_s=deadline_s)
+        self.expiries = Expiries()
+        self._settler = Settler(
+            buckets, self._keyring, self._standing, self.settles, self.expiries, deadline_s=deadline_s
+        )
 
     @property
     def policies(self) -> PolicySet:
@@ -309,7 +317,7 @@ class Decider:
         self._standing.answered()
         status = answer.status
         if status is _GRANTED and not answer.memo:
-            return self._grant(case, case.operation.wants, answer.buckets, answer.now_us)
+            return self._grant(case, case.operation.wants, answer.buckets, answer.now_us, is_new=True)
         if status is AcquireStatus.WINDOW and not case.is_dated:
             case.is_dated = True  # the clock has heard the right time by now
             self._ask_again(case)
@@ -336,13 +344,19 @@ class Decider:
             raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was charged")
         if answer.memo:
             return self._replay(case, wants, answer)
+        return self._refuse(case, wants, answer.buckets, answer.now_us)
+
+    def _refuse(
+        self,
+        case: _Case,
+        wants: Sequence[Want],
+        answers: Sequence[BucketAnswer],
+        now_us: int,
+        *,
+        degraded: bool = False,
+    ) -> Refused:
         return refusal(
-            case.limits,
-            wants,
-            answer.buckets,
-            requests=case.requests,
-            now_us=answer.now_us,
-            lot=case.lot,
+            case.limits, wants, answers, requests=case.requests, now_us=now_us, degraded=degraded, lot=case.lot
         )
 
     def _grant(
@@ -353,21 +367,35 @@ class Decider:
         now_us: int,
         *,
         degraded: bool = False,
+        is_new: bool = False,
     ) -> Granted:
         request = case.request
         charges = _charges(case, wants, answers, degraded=degraded)
+        if is_new and not request.dry_run:
+            self._expect_settle(case, charges, now_us)
         return Granted(
             "" if request.dry_run else self._sign(case, charges, now_us),
-            _charged(case, wants, answers) if request.work is None or request.lease else request.work,
+            _charged(case, wants, answers),
             request.ttl_ms,
             limit_states(case.limits, wants, answers, case.requests, now_us, case.lot),
             *(_NO_PRESSURE if case.lot is None else _told(case.limits, answers)),
             degraded,
         )
 
+    def _expect_settle(self, case: _Case, charges: Sequence[Charge], now_us: int) -> None:
+        """Count the reservation, to know one day whether it was settled (W14)."""
+        life_us = case.request.ttl_ms * 1000 + self._late_us
+        for charge in charges:
+            self.expiries.granted((case.slot.namespace, policy_of(charge.bucket)), now_us + life_us, life_us)
+
     def _replay(self, case: _Case, wants: Sequence[Want], answer: AcquireAnswer) -> Decision:
         """The first answer under an idempotency key, whatever has changed since."""
-        memo = msgspec.msgpack.decode(answer.memo, type=_Memo)
+        try:
+            memo = msgspec.msgpack.decode(answer.memo, type=_Memo)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise NotDecided("record_damaged", _DAMAGED_MEMO) from None
+        if len(memo.rows) != len(answer.buckets) or len(memo.id) != ID_SIZE:
+            raise NotDecided("record_damaged", _DAMAGED_MEMO)
         first = _Case(self, case.request, case.slot, case.limits, memo.id, case.done, None, case.deadline_s)
         if memo.draw is not None:
             first.draw(memo.draw)
@@ -377,10 +405,7 @@ class Decider:
         if answer.granted:
             granted = self._grant(first, wants, answer.buckets, answer.now_us)
             return msgspec.structs.replace(granted, replayed=True)
-        refused = refusal(
-            case.limits, wants, answer.buckets, requests=case.requests, now_us=answer.now_us,
-            lot=first.lot,
-        )  # fmt: skip
+        refused = self._refuse(first, wants, answer.buckets, answer.now_us)
         return msgspec.structs.replace(refused, replayed=True)
 
     def _replay_without_limits(self, case: _Case, memo: _Memo, answer: AcquireAnswer) -> Decision:
@@ -415,6 +440,7 @@ class Decider:
                 case.expected_ms,
                 charges,
                 0 if case.lot is None else case.lot.class_number,
+                self._late_us,
             )
         )
 
@@ -448,13 +474,11 @@ class Decider:
         wants = case.wants(now_us)
         answers = self._local.acquire(case.slot, case.limits, wants, now_us=now_us, dry_run=case.request.dry_run)
         if any(
-            answer.verdict is Verdict.BLOCKED and not limit.shadow
+            answer.verdict >= Verdict.BLOCKED and not limit.shadow
             for answer, limit in zip(answers, case.limits, strict=True)
         ):
-            return refusal(
-                case.limits, wants, answers, requests=case.requests, now_us=now_us, degraded=True,
-                )  # fmt: skip
-        return self._grant(case, wants, answers, now_us, degraded=True)
+            return self._refuse(case, wants, answers, now_us, degraded=True)
+        return self._grant(case, wants, answers, now_us, degraded=True, is_new=True)
 
     async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
         """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
@@ -472,6 +496,7 @@ class Decider:
 
 
 _NO_PRESSURE = (False, 1.0)
+_DAMAGED_MEMO = "what was kept under this Idempotency-Key cannot be read; nothing was charged, use another key"
 
 
 def _told(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> tuple[bool, float]:
@@ -504,13 +529,18 @@ def _charges(
         if answer.verdict is _DEBITED:
             weight = limit.weight(descriptor) if limit.weights else 1.0
             charge = 0.0 if degraded else answer.charge
+            lost = 0.0
+            if charge < wanted.charge and not (answer.in_requests or degraded or wanted.how & LEARNED):
+                lost = 0.0 if case.request.lease else wanted.charge - charge
             expected_ms = NO_LATENCY if limit.expectations is None else case.expected_of(limit)
-            charges.append(Charge(wanted.bucket, charge, weight, None, answer.in_requests, expected_ms))
+            charges.append(Charge(wanted.bucket, charge, weight, None, answer.in_requests, expected_ms, lost))
     return tuple(charges)
 
 
 def _charged(case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
     """In the caller's units: what the most expensive limit took; of a lease, what the meanest one gave."""
+    if len(answers) == 1 and not case.limits[0].weights and not answers[0].in_requests:  # by far the most
+        return answers[0].charge
     taken = [
         answer.charge / weight if weight else answer.charge
         for limit, (_, weight, _), answer in zip(case.limits, case.rows(wants), answers, strict=True)

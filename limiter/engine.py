@@ -57,6 +57,7 @@ class Engine:
             buckets,
             Signer(self._secret or urandom(32)),
             deadline_s=settings.deadline_ms / 1000,
+            late_us=settings.late_ms * 1000,
             default_criticality=settings.default_criticality,
             refuse_uncovered=settings.uncovered == "refuse",
             nodes=lambda: self._registry.count,

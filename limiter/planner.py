@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from limiter.model.limit import Limit
 from limiter.model.matching import Matcher
-from limiter.model.operations import Charge, Want
+from limiter.model.operations import TOO_LARGE, Charge, Want
 from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode
@@ -123,9 +123,11 @@ def want(
     limit: Limit, descriptor: Mapping[str, str], work: float | None, criticality: Criticality, now_us: int
 ) -> Want:
     """What a request wants of a limit's bucket, at a time of the store's; `work` is the caller's estimate."""
-    charge = limit.charge if work is None else work
+    charge, how = (limit.charge, limit.how_unsaid) if work is None else (work, limit.how_estimated)
     if limit.weights:
         charge = min(charge * limit.weight(descriptor), NUMBER_MAX)
+    if charge > limit.request_max and work is not None:
+        how |= TOO_LARGE
     per = limit.per
     values = (descriptor.get(per[0]),) if len(per) == 1 else [descriptor.get(dimension) for dimension in per]
     return Want(
@@ -133,7 +135,7 @@ def want(
         limit.terms if limit.period is None else limit.params(now_us),
         limit.minimums[criticality],
         charge,
-        limit.learned and work is None,
+        how,
     )
 
 

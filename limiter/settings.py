@@ -41,6 +41,9 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(default=None, description="The store. Unset: an embedded one.")
     secret: SecretStr | None = Field(default=None, description="Signs reservations; the same on every node.")
     deadline_ms: int = Field(default=100, ge=1, le=5_000, description="For every decision, the store's part included.")
+    late_ms: int = Field(
+        default=60_000, ge=0, le=86_400_000, description="How long after its deadline a reservation may be settled."
+    )
     policies: Path | None = Field(default=None, description="A policy file, applied at start.")
     uncovered: Literal["approve", "refuse"] = Field(default="approve", description="What no policy covers.")
     default_criticality: Criticality = Field(default=Criticality.CRITICAL, description="Of requests that name none.")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from limiter.errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.model.contract import LimitState, Settled, SettleRequest
 from limiter.model.decision import limit_state
+from limiter.model.expiry import Expiries
 from limiter.model.operations import (
     BucketAnswer,
     BucketSettled,
@@ -24,7 +25,7 @@ from limiter.model.operations import (
 from limiter.model.policy import PolicySet
 from limiter.model.reservation import Keyring, Reservation
 from limiter.model.tally import SettleTally
-from limiter.planner import Planner, with_terms
+from limiter.planner import Planner, policy_of, with_terms
 from limiter.standing import Standing
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable
@@ -38,13 +39,21 @@ class Settler:
     """Settles for one node. `planner` is the one in force."""
 
     def __init__(
-        self, buckets: Buckets, keyring: Keyring, standing: Standing, tally: SettleTally, *, deadline_s: float
+        self,
+        buckets: Buckets,
+        keyring: Keyring,
+        standing: Standing,
+        tally: SettleTally,
+        expiries: Expiries,
+        *,
+        deadline_s: float,
     ) -> None:
         self.planner = Planner(PolicySet())
         self._buckets = buckets
         self._keyring = keyring
         self._standing = standing
         self._tally = tally
+        self._expiries = expiries
         self._deadline_s = deadline_s
 
     def start(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
@@ -53,7 +62,7 @@ class Settler:
         if reservation is None or namespace not in (None, reservation.namespace):
             done(UnknownReservation("no such reservation"))
         elif not reservation.charges:
-            done(Settled(request.work, 0.0, stop=False, duplicate=False, late=False, limits=()))
+            done(_nothing_charged(reservation, request))
         elif not self._standing.allows(time.monotonic()):
             self._tally.unanswered["breaker"] += 1
             done(NotDecided("store_unavailable", "the store cannot be asked; settle again later"))
@@ -94,6 +103,7 @@ class Settler:
             latency_ms=NO_LATENCY if request.latency_ms is None else request.latency_ms,
             expected_ms=reservation.expected_ms,
             class_number=reservation.class_number,
+            late_us=reservation.late_us,
         )
 
     def _settled(self, slot: Slot, operation: Settle, answer: SettleAnswer | Exception) -> Settled:
@@ -114,12 +124,28 @@ class Settler:
             duplicate=answer.status is SettleStatus.DUPLICATE,
             late=answer.late,
             limits=self._limits(slot, operation, answer),
+            uncollected=_uncollected(operation.charges, answer.buckets),
+            expires_in_ms=0 if operation.final else max(0, int(answer.deadline_us - answer.now_us) // 1000),
         )
         if answer.status is SettleStatus.CONFLICT:
             raise SettledOtherwise(settled)
-        uncollected = _uncollected(operation.charges, answer.buckets)
-        self._tally.count(settled, final=operation.final, uncollected=uncollected)
+        self._tally.count(settled, final=operation.final)
+        self._count_end(slot.namespace, operation, answer)
         return settled
+
+    def _count_end(self, namespace: str, operation: Settle, answer: SettleAnswer) -> None:
+        """A settle ends a reservation; progress ends it where it was, and begins it where it is now (W14)."""
+        if operation.final and answer.status is SettleStatus.DUPLICATE:
+            return
+        late_us = operation.late_us
+        life_us = operation.deadline_us - operation.acquired_us + late_us
+        for charge in operation.charges:
+            key = namespace, policy_of(charge.bucket)
+            if operation.final:
+                self._expiries.settled(key, answer.deadline_us + late_us, life_us)
+            elif answer.deadline_us > answer.deadline_before_us:
+                self._expiries.settled(key, answer.deadline_before_us + late_us, life_us)
+                self._expiries.granted(key, answer.deadline_us + late_us, life_us)
 
     def _limits(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> tuple[LimitState, ...]:
         """The states of those buckets that are still there, and whose policies are."""
@@ -135,10 +161,16 @@ class Settler:
         return tuple(states)
 
 
+def _nothing_charged(reservation: Reservation, request: SettleRequest) -> Settled:
+    """No policy covered the request: there is nothing to correct, and its deadline matters to nobody."""
+    expires_in_ms = 0 if request.final else (reservation.deadline_us - reservation.acquired_us) // 1000
+    return Settled(request.work, 0.0, stop=False, duplicate=False, late=False, limits=(), expires_in_ms=expires_in_ms)
+
+
 def _adjusted(charges: Sequence[Charge], buckets: Sequence[BucketSettled]) -> float:
-    """In the caller's units, for the limit that took most: charged + adjusted = work, unless something held it back."""
+    """In the caller's units, for the limit that took most: what its balance was debited beyond the charge."""
     counting_work = [
-        (charge.charge / charge.weight, bucket.adjusted / charge.weight)
+        (charge.charge / charge.weight, (bucket.adjusted - bucket.uncollected) / charge.weight)
         for charge, bucket in zip(charges, buckets, strict=True)
         if charge.weight and not charge.in_requests
     ]

@@ -11,9 +11,9 @@ ARGV[3]   terms         for each bucket the number of its row in params, 0 where
 ARGV[4]   operations    tombstone, final and class (bits), buckets, work, requests, latency_ms, expected_ms, acquired_us,
                         deadline_us, late_us; a row per bucket: number, bits, charge, weight, and if bits say so its own
                         expected_ms and what the acquire could not collect
-RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work, deadline_us and a
-          row per bucket: present and unit, balance, adjusted, uncollected, rate, capacity; limiter/store/layout.py
-          reads it
+RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work, deadline_us now and
+          before the call, and a row per bucket: present and unit, balance, adjusted, uncollected, rate, capacity;
+          limiter/store/layout.py reads it
 HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a debit stops at -debt_max and counts
           the rest; after the deadline nothing is refunded; progress renews the deadline; what is not ours is left as
           it is ]]
@@ -48,7 +48,8 @@ end
 -- The operation at hand, with a slot per bucket, and what its tombstone says; reused, as tables are dear.
 local final, class, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
 local index, in_requests, charge, weight, expects, unpaid = {}, {}, {}, {}, {}, {}
-local state, late, work_before, expires_us  -- the last: the deadline, as far as progress has renewed it
+local state, late, work_before
+local expires_us, expired_us  -- the deadline, as far as progress has renewed it; and what it was before this operation
 local slacks = {}  -- per bucket: the least of expected - actual in this call, ms
 local accounted, uncollected = {}, {}  -- per bucket: what it was debited so far, and what of that it could not pay
 
@@ -220,13 +221,14 @@ local function answer(status, buckets)
       rows[i] = pack_struct('<Bddddd', 0, 0, adjusted, uncollected[i], 0, 0)
     end
   end
-  return pack_struct('<BBBdd', status, late, stop, work_before, expires_us) .. table.concat(rows)
+  return pack_struct('<BBBddd', status, late, stop, work_before, expires_us, expired_us) .. table.concat(rows)
 end
 
 local function settle(tombstone, buckets, sound)
   local readable = read_tombstone(tombstone, buckets)
   if now_us > expires_us + late_us then return string.char(OP_GONE) end
   if not (sound and readable) then return string.char(OP_CORRUPT) end
+  expired_us = expires_us
   local status = standing()
   if status == OP_SETTLED then move(buckets) end
   if state == OPEN then

@@ -21,9 +21,11 @@ from api.turns import IN_PROGRESS_MAX
 from limiter.decider import Decider
 from limiter.model import breaker
 from limiter.model.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
+from limiter.model.operations import LATE_US
 from limiter.model.overload import OVERLOAD_PARTS, Expectations, Overload, ResponseTime, Utilisation
 from limiter.model.policy import (
     DIMENSIONS_MAX,
+    Block,
     Criticality,
     Learning,
     Namespace,
@@ -48,6 +50,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "### Quota": Quota,
     "### Steering": Steering,
     "### Learning": Learning,
+    "### Block": Block,
     "### Overload": Overload,
     "### Expectations": Expectations,
     "### Response time": ResponseTime,
@@ -96,7 +99,8 @@ def test_every_setting_is_told_with_its_default() -> None:
 @pytest.mark.parametrize("heading", PARTS)
 def test_every_field_of_a_policy_is_told_with_its_default(heading: str) -> None:
     told = {row[0].strip("`"): row[2] for row in rows(section(heading))}
-    assert told == {name: written(field.default) for name, field in PARTS[heading].model_fields.items()}
+    fields = PARTS[heading].model_fields
+    assert told == {field.alias or name: written(field.default) for name, field in fields.items()}
 
 
 @pytest.mark.parametrize("heading", PARTS)
@@ -109,7 +113,7 @@ def test_every_field_s_example_is_taken(heading: str) -> None:
 
 def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
     """Read the field where it stands, with what has to stand beside it."""
-    whole: dict[str, Any] = {"name": "x", "rate": 100, "max_work": 10, "charge": "learned"}
+    whole: dict[str, Any] = {"name": "x", "rate": 100, "max_work": 500, "charge": "learned"}
     if kind is Namespace:
         read_namespace("x", {"partition_by": ["customer"]} | example)
     elif kind is Quota:
@@ -120,6 +124,8 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
     elif kind in OVERLOAD_PARTS.values():
         (part,) = [name for name, found in OVERLOAD_PARTS.items() if found is kind]
         read_policy(whole | {"overload": {part: example}})
+    elif kind is Block:
+        read_policy(whole | {"block": {"after": 3, "in": "1m", "for": "10m"} | example})
     elif kind is Policy:
         read_policy({"name": "x"} | example if "quota" in example else whole | example)
     else:
@@ -163,7 +169,8 @@ def test_what_operators_are_told_of_time_is_so() -> None:
     scripts = b"".join(map(load_source, ("acquire", "settle"))).decode()
     kept = {name: int(number) for name, number in re.findall(r"^local (\w+_[MU]S) = (\d+)", scripts, re.MULTILINE)}
     assert (kept["IDLE_TTL_MS"], "ten minutes longer than it takes to fill up again" in page) == (600_000, True)
-    assert (kept["SETTLE_GRACE_US"], "until a minute after its `ttl_ms` (60 s" in page) == (60_000_000, True)
+    assert "until `HEADGATE_LATE_MS` after its deadline, which is `ttl_ms`" in page
+    assert Settings.model_fields["late_ms"].default * 1000 == LATE_US
     assert f"its decision | {kept['IDEMPOTENCY_TTL_MS'] // 1000} s |" in page
     assert f"its reply | {kept['REPLY_TTL_MS'] // 1000} s |" in page
     assert {name: ".".join(map(str, version)) for name, version in OLDEST.items()} == {"redis": "7.0", "valkey": "8.0"}

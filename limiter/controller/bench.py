@@ -89,7 +89,7 @@ class ControllerBench:
 
     def _ask(self, name: str) -> Acquire:
         limit = self._limit
-        return Acquire((Want(name, limit.terms, limit.minimums[Criticality.CRITICAL], limit.charge, limit.learned),))
+        return Acquire((Want(name, limit.terms, limit.minimums[Criticality.CRITICAL], limit.charge, limit.how_unsaid),))
 
     def _report(self, name: str, work: float) -> Settle:
         self._calls += 1

@@ -75,6 +75,19 @@ WORK_UNCOLLECTED = _counter(
     "headgate_work_uncollected_total", "Work units beyond max_debt, which no bucket was charged for."
 )
 
+RESERVATIONS_DUE = _counter(
+    "headgate_reservations_due_total",
+    "Reservations of a policy that can no longer be settled, because their time is over.",
+    "namespace",
+    "policy",
+)
+RESERVATIONS_DUE_SETTLED = _counter(
+    "headgate_reservations_due_settled_total",
+    "Reservations among those due that were settled, on whichever node.",
+    "namespace",
+    "policy",
+)
+
 # The store
 
 CALL_OPERATIONS = _histogram("headgate_store_call_operations", "Operations in one call to the store.", "operation")

@@ -9,9 +9,14 @@ from limiter.controller.worker import Controller
 from limiter.engine import Engine
 from limiter.metrics import catalogue
 from limiter.metrics.catalogue import Definition
+from limiter.model.expiry import Expiries
+from limiter.model.policy import PolicySet
 from limiter.model.tally import CallTally, DecisionTally, Histogram, SettleTally, Unanswered
 
 Labels = tuple[str, ...]
+
+POLICIES_FROM_ZERO_MAX = 200
+"""Policies whose counters are shown before anything was counted."""
 
 
 class Reading(NamedTuple):
@@ -36,6 +41,7 @@ def node(engine: Engine) -> Iterator[Reading]:
     decider = engine.decider
     yield from decisions(decider.decisions)
     yield from settles(decider.settles)
+    yield from reservations(decider.expiries, engine.now_us(), engine.policies)
     yield from store_calls(engine.call_tallies)
     yield unanswered({"acquire": decider.decisions.unanswered, "settle": decider.settles.unanswered})
     yield plain(catalogue.STORE_UP, engine.store_is_up)
@@ -75,6 +81,15 @@ def settles(tally: SettleTally) -> Iterator[Reading]:
     yield plain(catalogue.WORK_SETTLED, tally.work)
     yield labelled(catalogue.WORK_CORRECTED, {"debited": tally.debited, "refunded": tally.refunded})
     yield plain(catalogue.WORK_UNCOLLECTED, tally.uncollected)
+
+
+def reservations(expiries: Expiries, now_us: int, policies: PolicySet) -> Iterator[Reading]:
+    """Reservations whose time is over; those that nobody settled are the first less the second, over all nodes."""
+    counts = zip((catalogue.RESERVATIONS_DUE, catalogue.RESERVATIONS_DUE_SETTLED), expiries.totals(now_us), strict=True)
+    # A counter that begins at 1 has not grown, as far as a query can tell: the first policies begin at 0.
+    shown = [(policy.namespace, policy.name) for policy in policies.policies[:POLICIES_FROM_ZERO_MAX]]
+    for definition, found in counts:
+        yield Reading(definition, {key: found.get(key, 0) for key in {*shown, *found}})
 
 
 def store_calls(tallies: Mapping[str, CallTally]) -> Iterator[Reading]:

@@ -114,7 +114,7 @@ class Granted(Struct, frozen=True):
     """False where no policy covers the request, so that nothing was charged (P7)."""
 
 
-Reason = Literal["work", "request_rate", "quota", "overload"]
+Reason = Literal["work", "request_rate", "quota", "overload", "request_too_large", "denied", "blocked"]
 
 
 class Refused(Struct, frozen=True):
@@ -139,7 +139,13 @@ class Settled(Struct, frozen=True):
 
     work: float
     adjusted: float
+    """What was debited (or, below zero, given back) beyond the charge: charged + adjusted + uncollected = work, unless
+    the settle came late or within the policy's threshold."""
     stop: bool
     duplicate: bool
     late: bool
     limits: tuple[LimitState, ...]
+    uncollected: float = 0.0
+    """Work beyond the debt bound, which nobody pays for (W5)."""
+    expires_in_ms: int = 0
+    """After progress: how long until the reservation expires (W14)."""

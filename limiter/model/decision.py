@@ -1,6 +1,6 @@
 """From what the buckets said to what the caller is told (B1, G6, S4, Q6).
 
-binding limit = of those that refused, the one that takes longest to pass
+binding limit = of those that refused, the one that takes longest to pass; one that blocks the key before all others
 retry after   = its wait: (need − balance) / rate, or the end of a quota's window; never, if it never will
 by overload   = about a second, or a token's time where the class is limited, spread by the draw so that callers do not
                 come back together; never, where half of the class or more is refused
@@ -17,7 +17,7 @@ from limiter.model.admission import needed, part_of_minimum, wait_us
 from limiter.model.bucket import Params
 from limiter.model.contract import LimitState, Reason, Refused
 from limiter.model.limit import Limit
-from limiter.model.operations import BucketAnswer, Lot, Pressure, Verdict, Want
+from limiter.model.operations import COVERED, LEARNED, TOO_LARGE, BucketAnswer, Lot, Pressure, Verdict, Want
 
 YEAR_S = 31_536_000.0
 """JSON knows no infinity: a year stands for never."""
@@ -30,7 +30,7 @@ SHED_NEVER_SHARE = 0.5
 SHED_WAIT_S = 1.0
 """The controller moves about once a second: sooner nothing will have changed."""
 
-_BLOCKED, _TURNED_AWAY = Verdict.BLOCKED, Verdict.TURNED_AWAY
+_BLOCKED, _TURNED_AWAY, _DENIED = Verdict.BLOCKED, Verdict.TURNED_AWAY, Verdict.DENIED
 
 _REASONS: dict[str, Reason] = {"work": "work", "requests": "request_rate", "quota": "quota"}
 
@@ -80,6 +80,8 @@ def limit_states(
             # Who should not retry is told when the controller will have moved: others of its kind need not wait a year.
             wait_us = _shed_wait_us(answer, lot)
             wait_us = SHED_WAIT_S * 1e6 if math.isinf(wait_us) else wait_us
+        elif verdict is _DENIED:
+            wait_us = answer.charge
         states.append(limit_state(limit, want.params, answer, now_us, wait_us))
     return tuple(states)
 
@@ -97,24 +99,36 @@ def refusal(
     """Why not, and whether and when to come back: not while too many who meet this limit are retrying (G6)."""
     waits = []
     for limit, want, answer in zip(limits, wants, answers, strict=True):
-        if limit.shadow or answer.verdict not in (_BLOCKED, _TURNED_AWAY):
-            waits.append(-1.0)
+        denies = answer.verdict is _DENIED
+        if limit.shadow or answer.verdict < _BLOCKED:
+            waits.append((False, -1.0))
+        elif denies:
+            waits.append((True, answer.charge))
         elif answer.verdict is _BLOCKED:
-            waits.append(_wait_us(limit, want, answer, requests=requests, now_us=now_us))
+            waits.append((False, _wait_us(limit, want, answer, requests=requests, now_us=now_us)))
         else:
-            waits.append(_shed_wait_us(answer, lot))
+            waits.append((False, _shed_wait_us(answer, lot)))
     at = waits.index(max(waits))
-    never = math.isinf(waits[at]) or limits[at].retries.too_many
+    denied, wait_us = waits[at]
+    never = math.isinf(wait_us) or (limits[at].retries.too_many and not denied)
     return Refused(
         policy=limits[at].name,
-        reason="overload" if answers[at].verdict is _TURNED_AWAY else _REASONS[mechanism(limits[at], answers[at])],
+        reason=_reason(limits[at], wants[at], answers[at]),
         retry="never" if never else "after",
-        retry_after_ms=0 if never else max(1, math.ceil(waits[at] / 1e3)),
+        retry_after_ms=0 if never else max(1, math.ceil(wait_us / 1e3)),
         limits=limit_states(limits, wants, answers, requests, now_us, lot),
         detail=_detail(limits[at], wants[at], answers[at], requests),
         degraded=degraded,
         overloaded=pressure(limits, answers).overloaded,
     )
+
+
+def _reason(limit: Limit, want: Want, answer: BucketAnswer) -> Reason:
+    if answer.verdict is _TURNED_AWAY:
+        return "overload"
+    if answer.verdict is _DENIED:
+        return "blocked"
+    return "request_too_large" if want.how & TOO_LARGE else _REASONS[mechanism(limit, answer)]
 
 
 def pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> Pressure:
@@ -140,6 +154,8 @@ def _shed_wait_us(answer: BucketAnswer, lot: Lot | None) -> float:
 
 
 def _wait_us(limit: Limit, want: Want, answer: BucketAnswer, *, requests: float, now_us: int) -> float:
+    if want.how & TOO_LARGE:
+        return math.inf
     need = _need(want, answer, requests)
     if limit.mechanism != "quota":
         return wait_us(balance=answer.balance, need=need, rate=answer.rate, capacity=answer.capacity)
@@ -158,12 +174,19 @@ def _need(want: Want, answer: BucketAnswer, requests: float) -> float:
     else:
         debt_max = params.debt_max * part
     taken = requests if answer.in_requests else answer.charge
-    return needed(minimum, taken, debt_max=debt_max, capacity=capacity, is_quota=params.is_quota)
+    covered = params.is_quota
+    if want.how & COVERED and not (covered or answer.in_requests):
+        covered, taken = True, min(taken, capacity) if want.how & LEARNED else taken
+    return needed(minimum, taken, debt_max=debt_max, capacity=capacity, covered=covered)
 
 
 def _detail(limit: Limit, want: Want, answer: BucketAnswer, requests: float) -> str:
     if answer.verdict is _TURNED_AWAY:
         return f"{limit.name}: {_shed_detail(answer.pressure or Pressure())}"
+    if answer.verdict is _DENIED:
+        return f"{limit.name}: blocked after too many refusals, for another {answer.charge / 1e6:.3g} s"
+    if want.how & TOO_LARGE:
+        return f"{limit.name}: the estimate of {want.charge:g} is above {limit.request_max:g}, the most for one request"
     if limit.mechanism == "quota":
         taken = requests if answer.in_requests else answer.charge
         left = f"{answer.balance:g} of {answer.capacity:g} are left for this period"

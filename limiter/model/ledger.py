@@ -234,7 +234,8 @@ class Ledger:
             uncollected=[charge.uncollected for charge in operation.charges],
             deadline_us=float(operation.deadline_us),
         )
-        if now_us > mark.deadline_us + operation.late_us:
+        deadline_us = mark.deadline_us
+        if now_us > deadline_us + operation.late_us:
             return SettleAnswer(SettleStatus.GONE, now_us)
         status = standing(mark, operation)
         if status is SettleStatus.SETTLED:
@@ -255,6 +256,7 @@ class Ledger:
             stop=any(record is not None and record.balance < -record.stop_debt for record in rows),
             work=mark.work,
             deadline_us=mark.deadline_us,
+            deadline_before_us=deadline_us,
             buckets=tuple(_settled(rows[i], mark, i, operation.charges[i]) for i in range(len(rows))),
         )
 

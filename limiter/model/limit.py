@@ -16,10 +16,12 @@ from zoneinfo import ZoneInfo
 
 from limiter.model import quantity
 from limiter.model.admission import class_minimum
+from limiter.model.block import BlockTerms
 from limiter.model.bucket import BURST_MAX_S, RATE_MAX, Flags, Params
 from limiter.model.expectations import ExpectationParams, expected_ms
+from limiter.model.operations import COVERED, LEARNED
 from limiter.model.period import window_us
-from limiter.model.policy import NUMBER_MAX, Criticality, Mechanism, OnStoreFailure, Policy, rate_per_s
+from limiter.model.policy import NUMBER_MAX, Admit, Criticality, Mechanism, OnStoreFailure, Policy, rate_per_s, seconds
 from limiter.model.retries import RetryMeter
 
 
@@ -27,8 +29,9 @@ class Limit:
     """One policy, ready to be asked. Without I/O and without a clock: a quota's window is for a given time."""
 
     __slots__ = (
-        "charge", "expectations", "group", "learned", "listens", "match", "mechanism", "minimums", "name",
-        "on_store_failure", "per", "period", "retries", "shadow", "sheds", "terms", "weights", "zone",
+        "charge", "expectations", "group", "how_estimated", "how_unsaid", "learned", "listens", "match", "mechanism",
+        "minimums", "name", "on_store_failure", "per", "period", "request_max", "retries", "shadow", "sheds", "terms",
+        "weights", "zone",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, *, partitions: int = 1) -> None:
@@ -44,6 +47,11 @@ class Limit:
         self.mechanism: Literal["work", "requests", "auto", "quota"] = "quota" if policy.quota else _mechanism(policy)
         self.learned = policy.charge == "learned"
         self.charge = policy.learning.initial if policy.charge == "learned" else policy.charge
+        covered = COVERED if policy.admit is Admit.COVERED and policy.quota is None else 0
+        self.how_estimated, self.how_unsaid = covered, covered | (LEARNED if self.learned else 0)
+        """How the bucket is asked (`limiter.model.operations`), with an estimate by the caller and without one."""
+        self.request_max = policy.request_max
+        """The largest estimate that is admitted (W13)."""
         self.weights = {name: dict(table) for name, table in policy.weights.items()}
         self.sheds = policy.overload is not None
         """Whether the policy has overload control."""
@@ -114,12 +122,13 @@ def _mechanism(policy: Policy) -> Literal["work", "requests", "auto"]:
 
 
 def _terms(policy: Policy) -> Params:
+    block = _block(policy)
     flags = (Flags.SHADOW if policy.shadow else Flags.NONE) | _overload_flags(policy)
+    flags |= Flags.NONE if block is None else Flags.BLOCK
     if policy.quota is not None:
-        return _quota_terms(policy, flags)
+        return _quota_terms(policy, flags, block)
     assert policy.rate is not None
     rate = rate_per_s(policy.rate)
-    debt_max = _units("60s" if policy.max_debt is None else policy.max_debt, rate=rate)
     stop_debt = math.inf if policy.stop_debt is None else quantity.units(policy.stop_debt, rate=rate)
     burst, burst_s = _burst(policy.burst)
     return Params(
@@ -129,10 +138,17 @@ def _terms(policy: Policy) -> Params:
         capacity=min(policy.held, RATE_MAX),
         burst=burst,
         burst_s=burst_s,
-        debt_max=debt_max,
+        debt_max=min(policy.debt_max, RATE_MAX),
         stop_debt=stop_debt,
         settle_threshold=_threshold(policy),
+        block=block,
     )
+
+
+def _block(policy: Policy) -> BlockTerms | None:
+    if policy.block is None:
+        return None
+    return BlockTerms(policy.block.after, seconds(policy.block.within) * 1e6, seconds(policy.block.lasts) * 1e6)
 
 
 def _overload_flags(policy: Policy) -> Flags:
@@ -148,7 +164,7 @@ def _expectations(policy: Policy) -> ExpectationParams | None:
     return policy.overload.expectations.params(policy.overload.all_ranks())
 
 
-def _quota_terms(policy: Policy, flags: Flags) -> Params:
+def _quota_terms(policy: Policy, flags: Flags, block: BlockTerms | None) -> Params:
     assert policy.quota is not None
     limit = policy.quota.work or policy.quota.requests
     assert limit is not None
@@ -157,10 +173,11 @@ def _quota_terms(policy: Policy, flags: Flags) -> Params:
     return Params(
         flags=flags,
         capacity=limit,
-        debt_max=limit if policy.max_debt is None else _units(policy.max_debt, rate=limit),
+        debt_max=min(policy.debt_max, RATE_MAX),
         stop_debt=math.inf if policy.stop_debt is None else quantity.units(policy.stop_debt, rate=limit),
         settle_threshold=_threshold(policy),
         window_end_us=1,
+        block=block,
     )
 
 

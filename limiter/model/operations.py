@@ -212,4 +212,6 @@ class SettleAnswer(_Value, frozen=True, gc=False):
     work: float = 0.0
     deadline_us: float = 0.0
     """When the reservation expires: progress renews it (W14)."""
+    deadline_before_us: float = 0.0
+    """When it would have, before this call."""
     buckets: tuple[BucketSettled, ...] = ()

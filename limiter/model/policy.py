@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from pydantic_core import ErrorDetails
 
 from limiter.model import quantity
+from limiter.model.block import AFTER_MAX, FOR_MAX_S, IN_MAX_S
 from limiter.model.criticality import Criticality as Criticality
 from limiter.model.fields import LEAST as _LEAST
 from limiter.model.fields import NUMBER_MAX as NUMBER_MAX
@@ -170,6 +171,29 @@ def _charge(value: object) -> float | Literal["learned"]:
     return float(value)
 
 
+def _after(value: object) -> float:
+    if not (_is_number(value) and 1 <= value <= AFTER_MAX and float(value).is_integer()):
+        raise _refuse(f"a whole number of refusals from 1 to {AFTER_MAX}")
+    return float(value)
+
+
+def seconds(value: float | str) -> float:
+    """A time in seconds, from `90`, `90s`, `10m`, `1h` or `1d`; NaN if it is none of these."""
+    try:
+        return math.nan if quantity.parse(value)[1] == "%" else quantity.units(value, rate=1.0)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def _seconds_up_to(longest_s: float, longest: str) -> BeforeValidator:
+    def check(value: object) -> float | str:
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or not 1 <= seconds(value) <= longest_s:
+            raise _refuse(f"a time from 1s to {longest}: seconds (90), or 90s, 10m, 1h")
+        return value
+
+    return BeforeValidator(check)
+
+
 def _weight(value: object) -> float:
     if not (_is_number(value) and value >= 0):
         raise _refuse("a number, zero or more")
@@ -262,6 +286,14 @@ class Steering(_Part):
     floor: Positive = 0.1
 
 
+class Block(_Part):
+    """A key that was refused too often is denied for a time (W17)."""
+
+    after: Annotated[float, BeforeValidator(_after)]
+    within: Annotated[float | str, _seconds_up_to(IN_MAX_S, "1d"), Field(alias="in")]
+    lasts: Annotated[float | str, _seconds_up_to(FOR_MAX_S, "30d"), Field(alias="for")]
+
+
 class Learning(_Part):
     """How a learned charge follows the work that requests do (W8)."""
 
@@ -270,7 +302,16 @@ class Learning(_Part):
     initial: Positive = 1.0
 
 
+class Admit(StrEnum):
+    """What a request has to find in a bucket (W13)."""
+
+    MINIMUM = "minimum"
+    COVERED = "covered"
+    """As much as it will be charged."""
+
+
 CAPACITY_DEFAULT = "1s"
+DEBT_DEFAULT = "60s"
 
 
 class Policy(_Part):
@@ -292,6 +333,9 @@ class Policy(_Part):
     learning: Learning = Learning()
     min_work: Positive | None = None
     max_work: Positive | None = None
+    max_request: Positive | None = None
+    admit: Annotated[Admit, Field(strict=False)] = Admit.MINIMUM
+    block: Block | None = None
     max_debt: Debt | None = None
     stop_debt: Debt | None = None
     settle_threshold: Threshold = 0.0
@@ -319,6 +363,32 @@ class Policy(_Part):
             raise _refuse("at most max_work", field="min_work", found=found)
         self._can_take_effect()
         return self
+
+    @property
+    def request_max(self) -> float:
+        """The largest estimate that is admitted: `max_request`, or `max_work`, which no request exceeds (W13)."""
+        return min(self.max_request or math.inf, self.max_work or math.inf)
+
+    @property
+    def borrowed(self) -> float:
+        """How far below zero some class of request is admitted (W3, W11)."""
+        held, rate = self.held, self.held if self.rate is None else rate_per_s(self.rate)
+        reserves = [
+            number * held / 100 if unit == "%" else quantity.units(reserve, rate=rate)
+            for reserve in self.reserve.values()
+            for number, unit in [quantity.parse(reserve)]
+        ]
+        return max(0.0, -self.least, *(-reserve for reserve in reserves))
+
+    @property
+    def debt_max(self) -> float:
+        """Units that may be owed. The default is the largest of a minute at the rate, the capacity and `max_work`, so
+        that one request of a slow limit is collected as well; and what may be borrowed (W5)."""
+        rate = self.held if self.rate is None else rate_per_s(self.rate)
+        if self.max_debt is not None:
+            return quantity.units(self.max_debt, rate=rate)
+        minute = 0.0 if self.rate is None else quantity.units(DEBT_DEFAULT, rate=rate)
+        return max(minute, self.held, self.max_work or 0.0, self.borrowed)
 
     @property
     def least(self) -> float:
@@ -349,11 +419,41 @@ class Policy(_Part):
             # Buckets that count requests hold a burst, which the controller moves.
             if above and (unit == "%" or self.mechanism is Mechanism.WORK):
                 raise _refuse("at most the capacity", field=f"reserve.{criticality}", found=_show(_written(reserve)))
-        max_debt = ("60s" if self.quota is None else self.held) if self.max_debt is None else self.max_debt
         stop_debt = 0.0 if self.stop_debt is None else self.stop_debt
-        if quantity.units(stop_debt, rate=rate) > quantity.units(max_debt, rate=rate):
-            found = f"{_show(_written(stop_debt))} beyond max_debt {_show(_written(max_debt))}"
+        if quantity.units(stop_debt, rate=rate) > self.debt_max:
+            found = f"{_show(_written(stop_debt))} beyond max_debt {_show(_written(self._max_debt_written))}"
             raise _refuse("at most max_debt, where debt ends", field="stop_debt", found=found)
+        if self.borrowed > self.debt_max:
+            found = f"{_show(_written(self._max_debt_written))}, which is {self.debt_max:g} units"
+            allowed = f"at least {self.borrowed:g}, which minimum and reserve let requests borrow"
+            raise _refuse(allowed, field="max_debt", found=found)
+        self._bounds_one_request()
+
+    @property
+    def _max_debt_written(self) -> float | str:
+        return self.debt_max if self.max_debt is None else self.max_debt
+
+    def _bounds_one_request(self) -> None:
+        """Bounds on one request that contradict each other, or could never matter (W13)."""
+        fixed = self.charge if self.charge != "learned" and not self.weights else 0.0
+        if fixed > self.request_max:
+            field = "max_request" if self.max_request == self.request_max else "max_work"
+            raise _refuse(f"at least the charge, {fixed:g}", field=field, found=f"{self.request_max:g}")
+        if self.max_request is not None and self.max_request > (self.max_work or math.inf):
+            found = f"{_show(_written(self.max_request))} above max_work {_show(_written(self.max_work))}"
+            raise _refuse("at most max_work, which no request exceeds", field="max_request", found=found)
+        if "admit" not in self.model_fields_set:
+            return
+        if self.quota is not None and self.admit is Admit.MINIMUM:
+            raise _refuse("covered: a quota always covers the charge", field="admit", found="'minimum'")
+        if self.mechanism is Mechanism.REQUESTS:
+            found = f"'{self.admit}' beside mechanism requests"
+            raise _refuse("only where work is counted", field="admit", found=found)
+        if self.admit is Admit.COVERED:
+            allowed = f"at most the capacity, {self.held:g}: admit covered never admits more"
+            for field, amount in {"charge": fixed, "max_request": self.max_request or 0.0}.items():
+                if amount > self.held:
+                    raise _refuse(allowed, field=field, found=_show(_written(amount)))
 
     def _admits_at_times(self) -> None:
         if self.held < self.least and self.mechanism is not Mechanism.REQUESTS:
@@ -465,7 +565,8 @@ def read_policy_set(document: object) -> PolicySet:
 
 def dump(part: Policy | Namespace) -> dict[str, Any]:
     """A policy or a namespace as plain data: what was set, as it was written."""
-    return {name: _written(value) for name, value in part.model_dump(mode="json", exclude_unset=True).items()}
+    document = part.model_dump(mode="json", exclude_unset=True, by_alias=True)
+    return {name: _written(value) for name, value in document.items()}
 
 
 def _written(value: Any) -> Any:
@@ -527,10 +628,11 @@ def _step(part: str | int) -> str:
 def _fields(model: type[BaseModel], where: tuple[str | int, ...]) -> Iterable[str]:
     """What may stand at a place."""
     inner: dict[str | int, type[BaseModel]] = {"namespaces": Namespace, "quota": Quota, "steering": Steering}
-    inner["learning"] = Learning
+    inner |= {"learning": Learning, "block": Block}
     if where and where[0] == "overload":
         return OVERLOAD_PARTS[str(where[-1])].model_fields
-    return inner[where[0]].model_fields if where else model.model_fields
+    fields = (inner[where[0]] if where else model).model_fields
+    return [field.alias or name for name, field in fields.items()]
 
 
 def _found(details: ErrorDetails) -> str:

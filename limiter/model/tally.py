@@ -123,22 +123,22 @@ class SettleTally:
         self.uncollected = 0.0
         """Work beyond what may be owed, which nobody paid for (W5)."""
 
-    def count(self, settled: Settled, *, final: bool, uncollected: float) -> None:
+    def count(self, settled: Settled, *, final: bool) -> None:
         """One more."""
         if settled.duplicate:
             self.duplicate += 1
         elif not final:
             self.progress += 1
         else:
-            self._count_final(settled, uncollected)
+            self._count_final(settled)
 
-    def _count_final(self, settled: Settled, uncollected: float) -> None:
+    def _count_final(self, settled: Settled) -> None:
         if settled.late:
             self.late += 1
         else:
             self.settled += 1
         self.work += settled.work
-        self.uncollected += uncollected
+        self.uncollected += settled.uncollected
         if settled.adjusted > 0:
             self.debited += settled.adjusted
         else:

@@ -61,7 +61,7 @@ _MEMO = Struct("<dI")
 _SETTLE = Struct("<HBBddddddd")
 _CHARGE = Struct("<HBdd")
 _MORE_OF_A_CHARGE = Struct("<d")
-_SETTLED = Struct("<BBBdd")
+_SETTLED = Struct("<BBBddd")
 _BUCKET_SETTLED = Struct("<Bddddd")
 _TOMBSTONE = Struct("<BBdd")
 _ACCOUNTED = Struct("<dd")
@@ -441,7 +441,7 @@ def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAns
             answers.append(SettleAnswer(status, now_us))
             at += 1
             continue
-        _, late, stop, work, deadline_us = _SETTLED.unpack_from(reply, at)
+        _, late, stop, work, deadline_us, before_us = _SETTLED.unpack_from(reply, at)
         at += _SETTLED.size
         rows = []
         for _ in operation.charges:
@@ -449,7 +449,7 @@ def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAns
             present, in_requests = code >= _PRESENT, code >= _SETTLED_IN_REQUESTS
             rows.append(BucketSettled(present, balance, adjusted, uncollected, rate, capacity, in_requests))
             at += _BUCKET_SETTLED.size
-        answers.append(SettleAnswer(status, now_us, late == 1, stop == 1, work, deadline_us, tuple(rows)))
+        answers.append(SettleAnswer(status, now_us, late == 1, stop == 1, work, deadline_us, before_us, tuple(rows)))
     return answers
 
 

@@ -48,7 +48,7 @@ class Bucket:
     def acquire(self, now_us: int) -> BucketAnswer | None:
         """What was charged, or None for a refusal."""
         limit = self._limit
-        want = Want("b", limit.params(now_us), limit.minimums[Criticality.CRITICAL], limit.charge, limit.learned)
+        want = Want("b", limit.params(now_us), limit.minimums[Criticality.CRITICAL], limit.charge, limit.how_unsaid)
         (answer,) = self._ledger.acquire([Acquire((want,))], now_us)
         return answer.buckets[0] if answer.granted else None
 

@@ -35,6 +35,14 @@ policies:
   - {name: busy, match: {service: busy}, per: [customer], rate: 100, capacity: 500ms,
      overload: {expectations: {}, response_time: {}, utilisation: {target: 80%}}}
   - {name: crowd, match: {service: crowd}, rate: 1000, overload: {utilisation: {}}}
+  - {name: tokens, match: {service: tokens}, per: [customer], rate: 6000/m, capacity: 30s, max_debt: 60s}
+  - {name: daily, match: {service: daily}, per: [customer], rate: 5000/d, capacity: 100}
+  - {name: bounded, match: {service: bounded}, per: [customer], rate: 1/d, capacity: 1000, max_work: 150}
+  - {name: limited, match: {service: limited}, per: [customer], rate: 1/d, capacity: 1000, max_request: 40,
+     weights: {operation: {write: 3}}}
+  - {name: covered, match: {service: covered}, per: [customer], rate: 1/d, capacity: 50, admit: covered}
+  - {name: blocking, match: {service: blocking}, per: [customer], rate: 1/d, capacity: 1,
+     block: {after: 3, in: 1m, for: 10m}}
   - {name: tenant, namespace: tenant1, match: {}, per: [customer], rate: 1/d, capacity: 10}
 """
 

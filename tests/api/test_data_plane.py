@@ -64,9 +64,12 @@ def test_a_settle_is_what_the_contract_says(client: httpx.Client, customer: str)
     answer = settle(client, reservation, work=5, latency_ms=34.5, outcome="ok")
     assert answer.status_code == 200
     body = answer.json()
-    assert list(body) == ["work", "adjusted", "stop", "duplicate", "late", "limits"]
-    assert {name: body[name] for name in list(body)[:5]} == {
-        "work": 5.0, "adjusted": 2.0, "stop": False, "duplicate": False, "late": False,
+    assert list(body) == [
+        "work", "adjusted", "uncollected", "stop", "duplicate", "late", "expires_in_ms", "limits",
+    ]  # fmt: skip
+    assert {name: body[name] for name in list(body)[:7]} == {
+        "work": 5.0, "adjusted": 2.0, "uncollected": 0.0, "stop": False, "duplicate": False, "late": False,
+        "expires_in_ms": 0,
     }  # fmt: skip
     assert body["limits"][0]["balance"] == pytest.approx(5, abs=0.1)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.model import bucket, operations, signals, stewardship
+from limiter.model.block import Block
 from limiter.model.bucket import HISTOGRAM_STEPS, RECORD_FLAGS, Flags, Record, fresh
 from limiter.model.operations import AcquireStatus, SettleStatus, Verdict
 from limiter.model.shedding import CLASSES, Shedding
@@ -56,6 +57,7 @@ sheddings = st.builds(
     st.none() | st.tuples(fields, fields, fields),
     st.none() | fields,
     st.none() | sheddings,
+    st.none() | st.builds(Block, fields, fields, fields),
 )
 def test_a_record_comes_back_as_it_was(
     record: Record,
@@ -63,8 +65,12 @@ def test_a_record_comes_back_as_it_was(
     share: tuple[float, float, float] | None,
     requests_until: float | None,
     shedding: Shedding | None,
+    block: Block | None,
 ) -> None:
     classes = 1
+    if block is not None:
+        record.flags |= Flags.BLOCK
+        record.block = block
     if shedding is not None:
         record.flags |= Flags.OVERLOAD
         record.shedding, classes = shedding, len(CLASSES)
@@ -81,6 +87,7 @@ def test_a_record_comes_back_as_it_was(
     assert layout.unpack_record(raw) == record
     histograms = 8 * HISTOGRAM_STEPS * classes * (histogram is not None)
     trailers = 24 * (share is not None) + 8 * (requests_until is not None) + 224 * (shedding is not None)
+    trailers += 24 * (block is not None)
     assert len(raw) == 154 + histograms + trailers
 
 
@@ -89,6 +96,7 @@ def test_a_record_comes_back_as_it_was(
     [
         b"", b"\1", b"\2" + bytes(153), b"\1" + bytes(152), b"\1" + bytes(154),
         b"\1\x04" + bytes(152), b"\1\x08" + bytes(152), b"\1\x10" + bytes(152), b"\1\x20" + bytes(152),
+        b"\1\x40" + bytes(152), b"\1\x80" + bytes(152), b"\1\xff" + bytes(152),
         b"\1\x0c" + bytes(152 + 24),
     ],
 )  # fmt: skip
@@ -107,10 +115,6 @@ def test_the_models_constants_are_the_scripts(name: str) -> None:
     assert RECORD[name] == getattr(bucket, name)
 
 
-def test_a_settled_reservation_is_remembered_as_long_as_it_may_be_settled() -> None:
-    assert SETTLE["SETTLE_GRACE_US"] == operations.SETTLE_GRACE_US
-
-
 def test_s4_replies_live_at_least_twice_as_long_as_calls() -> None:
     assert CALL["REPLY_TTL_MS"] * 1000 >= 2 * batcher.CALL_LIFETIME_US
     assert batcher.TIMEOUT_MAX_S * 1e6 <= batcher.CALL_LIFETIME_US, "no retry is sent after the call's end"
@@ -121,7 +125,7 @@ def test_flags_have_the_same_bits() -> None:
     for flag in Flags:
         assert flag.name is not None
         assert RECORD[other_names.get(flag.name, flag.name)] == flag, flag.name
-    assert sum(Flags) == 127, "none is left out"
+    assert sum(Flags) == 255, "none is left out"
     assert set(Flags) - set(RECORD_FLAGS) == {Flags.SHADOW} == {max(Flags)}, "what a record keeps is below the rest"
 
 
@@ -162,9 +166,10 @@ def test_reports_of_load_have_the_same_bounds() -> None:
 
 def test_rows_of_parameters_have_the_same_size() -> None:
     source = (scripts_directory() / "lib/record.lua").read_text()
-    found = re.search(r"local PARAMS, PARAMS_SIZE = '(<B?d+)', (\d+)", source)
+    found = re.search(r"local PARAMS = '(<B?d+)'", source)
     assert found is not None
-    assert calcsize(found[1]) == int(found[2]) == layout._PARAMS.size
+    assert calcsize(found[1]) == layout._PARAMS.size
+    assert (RECORD["BLOCK_SIZE"], RECORD["COUNTED_UNTIL"]) == (layout._BLOCK.size, RECORD["SHEDDING"] + 1)
 
 
 def test_statuses_have_the_same_numbers() -> None:
@@ -174,15 +179,18 @@ def test_statuses_have_the_same_numbers() -> None:
     assert {name.removeprefix("OP_"): number for name, number in SETTLE.items() if name.startswith("OP_")} == {
         status.name: status for status in SettleStatus
     }
-    assert {name: ACQUIRE[name] for name in ("PASSED", "DEBITED", "BLOCKED", "TURNED_AWAY")} == {
+    assert {name: ACQUIRE[name] for name in ("PASSED", "DEBITED", "BLOCKED", "TURNED_AWAY", "DENIED")} == {
         v.name: v for v in Verdict
     }
     flags = {name: ACQUIRE[name] for name in ("LEASE", "DRY_RUN", "DRAWN", "IDEMPOTENT")}
     assert flags == {name: getattr(layout, f"_{name}") for name in flags}
-    assert (ACQUIRE["SHEDS"], SETTLE["IN_CLASS"], SETTLE["EXPECTS"]) == (
+    asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED")}
+    assert asked == {name: getattr(operations, name) for name in asked}
+    assert (ACQUIRE["SHEDS"], SETTLE["IN_CLASS"], SETTLE["EXPECTS"], SETTLE["UNPAID"]) == (
         layout._SHEDS,
         layout._IN_CLASS,
         layout._EXPECTS,
+        layout._UNPAID,
     )
     assert (ACQUIRE["ANSWER_ROW_SIZE"], ACQUIRE["SHEDS_ROW_SIZE"]) == (layout._ANSWER.size, layout._DRAWN_SIZE)
     assert ACQUIRE["IN_REQUESTS"] == layout._IN_REQUESTS

@@ -3,10 +3,7 @@
 import math
 from dataclasses import replace
 
-import pytest
-
 from limiter.model.bucket import HISTOGRAM_STEPS, Flags, Params, histogram_step
-from limiter.model.ledger import Ledger
 from limiter.model.operations import (
     Acquire,
     AcquireAnswer,
@@ -38,12 +35,6 @@ from tests.support.stores import LEASE_MS, Decides, ScriptStore
 
 TERMS = work_terms(rate=1000, capacity=1000, flags=Flags.OVERLOAD | Flags.HISTOGRAM)
 PLUS, CRITICAL, SHEDDABLE_PLUS, SHEDDABLE = CLASS_NUMBERS.values()
-
-
-@pytest.fixture(params=["model", "scripts"])
-def ledger(request: pytest.FixtureRequest) -> Decides:
-    """The model, then the scripts on a real server."""
-    return Ledger() if request.param == "model" else ScriptStore(request.getfixturevalue("valkey"))
 
 
 def order(ledger: Decides, given: ShedOrder, *, terms: Params = TERMS, bucket: str = BUCKET, at_us: int = 0) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from limiter.model.bucket import Flags, Params
-from limiter.model.ledger import Ledger
 from limiter.model.operations import LEARNED, SettleStatus, Verdict
 from limiter.model.stewardship import SHARE_FOR_MAX_US, Lease, Steer, SteerStatus
 from limiter.store import keys
@@ -44,14 +43,6 @@ AUTO = replace(work_terms(rate=100, capacity=50), flags=Flags.AUTO, cap=30.0, bu
 """Half a second's work, or a tenth of a second's requests, but at least one."""
 MUCH = 1e9
 """More work than any of these tests settles."""
-
-
-@pytest.fixture(params=["model", "scripts"])
-def ledger(request: pytest.FixtureRequest) -> Decides:
-    """The model, then the scripts on a real server."""
-    if request.param == "model":
-        return Ledger()
-    return ScriptStore(request.getfixturevalue("valkey"))
 
 
 def divided(terms: Params, partitions: int) -> Params:

@@ -7,7 +7,6 @@ import pytest
 
 from limiter.model.admission import class_minimum
 from limiter.model.bucket import Flags
-from limiter.model.ledger import Ledger
 from limiter.model.operations import LEARNED, Acquire, AcquireStatus, SettleStatus, Verdict, Want
 from limiter.model.period import Period, window_us
 from limiter.model.quantity import units
@@ -32,17 +31,9 @@ from tests.support.operations import (
     settle,
     work_terms,
 )
-from tests.support.stores import Decides, ScriptStore
+from tests.support.stores import Decides
 
 UTC = ZoneInfo("UTC")
-
-
-@pytest.fixture(params=["model", "scripts"])
-def ledger(request: pytest.FixtureRequest) -> Decides:
-    """The model, then the scripts on a real server."""
-    if request.param == "model":
-        return Ledger()
-    return ScriptStore(request.getfixturevalue("valkey"))
 
 
 def admitted(ledger: Decides, operation: Acquire, now_us: int = START_US) -> int:

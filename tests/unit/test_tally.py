@@ -23,7 +23,8 @@ def refused(**more: Any) -> Refused:
 
 
 def settled(**more: Any) -> Settled:
-    return replace(Settled(5.0, adjusted=2.0, stop=False, duplicate=False, late=False, limits=()), **more)
+    first = Settled(5.0, adjusted=2.0, stop=False, duplicate=False, late=False, limits=(), uncollected=1.0)
+    return replace(first, **more)
 
 
 def counted(*decisions: Decision, dry_run: bool = False) -> DecisionTally:
@@ -72,7 +73,7 @@ def test_a_reservation_s_work_is_counted_once_when_it_ends(
     answer: Settled, final: bool, expected: dict[str, float]
 ) -> None:
     tally = SettleTally()
-    tally.count(answer, final=final, uncollected=1)
+    tally.count(answer, final=final)
     names = [name for name in SettleTally.__slots__ if name != "unanswered"]
     assert {name: getattr(tally, name) for name in names if getattr(tally, name)} == expected
 

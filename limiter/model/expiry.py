@@ -1,0 +1,64 @@
+"""Reservations that nobody settled, counted by policy (W14).
+
+Nothing is stored for a reservation until its first settle, and that may reach another node than its acquire. So each
+node counts two things, which only grow, and the difference of their sums over all nodes is what was never settled:
+
+    due       reservations that it granted, or renewed, once no settle can come any more
+    settled   reservations that it settled, or renewed, once no settle could have come any more
+
+A renewal moves a reservation: it is settled for its old time and granted for the new one. Times are kept in slots, so
+that memory does not grow with reservations: ten seconds wide, and ten minutes for reservations that live longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Key = tuple[str, str]
+"""Namespace and policy."""
+
+NARROW_US = 10_000_000
+WIDE_US = 600_000_000
+
+
+def _slot(over_us: float, life_us: float) -> float:
+    """When the slot ends that a reservation falls into; the same wherever it is granted, renewed and settled."""
+    width = NARROW_US if life_us <= WIDE_US else WIDE_US
+    return (over_us // width + 1) * width
+
+
+class Expiries:
+    """What one node knows of its reservations' ends. Times are the store's (us)."""
+
+    __slots__ = ("_due", "_open", "_settled")
+
+    def __init__(self) -> None:
+        self._open: dict[float, dict[Key, list[int]]] = {}
+        """By the end of the slot: for each policy how many were granted and how many settled."""
+        self._due: dict[Key, int] = {}
+        self._settled: dict[Key, int] = {}
+
+    def granted(self, key: Key, over_us: float, life_us: float) -> None:
+        """A reservation that can be settled until `over_us`; its life is from the acquire to then."""
+        self._entry(key, _slot(over_us, life_us))[0] += 1
+
+    def settled(self, key: Key, over_us: float, life_us: float) -> None:
+        """One that could have been settled until `over_us`, and was."""
+        self._entry(key, _slot(over_us, life_us))[1] += 1
+
+    def _entry(self, key: Key, end_us: float) -> list[int]:
+        slot = self._open.get(end_us)
+        if slot is None:
+            slot = self._open[end_us] = {}
+        entry = slot.get(key)
+        if entry is None:
+            entry = slot[key] = [0, 0]
+        return entry
+
+    def totals(self, now_us: float) -> tuple[Mapping[Key, int], Mapping[Key, int]]:
+        """How many are due by now, and how many of those were settled, by policy."""
+        for end_us in [end_us for end_us in self._open if end_us <= now_us]:
+            for key, (granted, settled) in self._open.pop(end_us).items():
+                self._due[key] = self._due.get(key, 0) + granted
+                self._settled[key] = self._settled.get(key, 0) + settled
+        return self._due, self._settled
