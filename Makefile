@@ -5,7 +5,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 ASKED := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 VERSION := $(shell $(ASKED) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help run test long fresh lint bench loadtest proof lock clean
+.PHONY: help run test long fresh lint bench loadtest proof campaign lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ loadtest: .venv/test.stamp ## Locust users against a fresh Headgate: SHAPE=stead
 
 proof: .venv/test.stamp ## a fleet on a cluster, processes killed under load: what holds, into docs/proof.md
 	$(BIN)/python -m loadtest.proof
+
+campaign: .venv/test.stamp ## hostile traffic against two nodes while somebody well-behaved is served: SECONDS=, SEED=
+	$(BIN)/python -m loadtest.campaign --seconds $(or $(SECONDS),300) --seed "$(SEED)"
 
 lock: .venv/test.stamp ## pin the dependencies anew, with hashes
 	$(PIP) install --quiet uv
