@@ -69,21 +69,29 @@ local function part_of(whole, held, capacity)
   return need > least and need or least
 end
 
--- W13: the balance that a charge needs beside the minimum. What is taken must be within the debt bound, or a minimum
--- below it would be no limit at all; a charge that no balance could pay waits for a full bucket. Where the balance has to
--- cover the charge, so does what was learned: more than the bucket holds would never be there.
-local function cover_of(record, asked, want)
-  local capacity = record[CAPACITY]
-  if asked < COVERED then
-    want = want - record[DEBT_MAX]
-  elseif asked % 2 ~= LEARNED then
-    return want
-  end
-  return want < capacity and want or capacity
+-- W17: how long a key is still blocked, 0 if it is not. A clock that went back makes no block longer.
+local function blocked_us(record, params, now_us)
+  local left = record[BLOCKED_UNTIL] - now_us
+  if left > params.block_for then left = params.block_for end
+  return left > 0 and left or 0
 end
 
--- W3. A quota is absolute (P4): it has to cover the charge as well. A lease (P9) takes only the share of what it wants
--- that every bucket can give while keeping its minimum.
+-- W17: count a refusal by the policy's own limit, and begin a block if it was one too many.
+local function count_refusal(record, params, requests, now_us)
+  local left = record[COUNTED_UNTIL] - now_us
+  if not (left > 0 and left <= params.block_in) then
+    record[COUNTED_UNTIL], record[BLOCK_REFUSED] = now_us + params.block_in, 0
+  end
+  record[BLOCK_REFUSED] = record[BLOCK_REFUSED] + requests
+  if record[BLOCK_REFUSED] >= params.block_after then
+    record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, now_us + params.block_for
+  end
+end
+
+-- W3, W13. What is taken must be within the debt bound, or a minimum below it would be no limit at all; a charge that no
+-- balance could pay waits for a full bucket. A quota is absolute (P4): it has to cover the charge as well, and so has a
+-- bucket that is asked to, but for what was learned: more than it holds would never be there. A lease (P9) takes only the
+-- share of what it wants that every bucket can give while keeping its minimum.
 local function judge(count, requests, leased)
   local granted, share = true, 1
   for i = 1, count do
@@ -108,8 +116,13 @@ local function judge(count, requests, leased)
       passed = available > 0
       if passed and want * share > available and not term.shadow then share = available / want end
     else
-      passed = balance >= need and balance >= (term.quota and want or cover_of(record, asked, want))
-      if asked >= TOO_LARGE and has(asked, TOO_LARGE) then passed = false end
+      local cover = want
+      if not term.quota then
+        local capacity = record[CAPACITY]
+        if asked < COVERED then cover = want - record[DEBT_MAX] end
+        if cover > capacity and (asked < COVERED or asked % 2 == LEARNED) then cover = capacity end
+      end
+      passed = balance >= need and balance >= cover and (asked < TOO_LARGE or not has(asked, TOO_LARGE))
     end
     verdict[i] = passed and PASSED or BLOCKED
     if term.block_for then

@@ -144,14 +144,10 @@ local function no_shedding()
   return shedding
 end
 
-local function no_block(record)
-  record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, 0
-end
-
 local function fresh_record(params, now_us)
   local record = { LAYOUT, params.flags, now_us, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     no_latencies(params), 0, 0, 0, 0, params.overload and no_shedding() or nil }
-  if params.block_for then no_block(record) end
+  if params.block_for then record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, 0 end
   local share = share_of(record, params, now_us)
   begin_terms(record, params, share)
   adopt_bounds(record, params, share)
@@ -300,25 +296,6 @@ local function recount(record, params, share, flags, cap)
   record[BALANCE] = balance > -RATE_MAX and balance or -RATE_MAX
 end
 
--- W17: how long a key is still blocked, 0 if it is not. A clock that went back makes no block longer.
-local function blocked_us(record, params, now_us)
-  local left = record[BLOCKED_UNTIL] - now_us
-  if left > params.block_for then left = params.block_for end
-  return left > 0 and left or 0
-end
-
--- W17: count a refusal by the policy's own limit, and begin a block if it was one too many.
-local function count_refusal(record, params, requests, now_us)
-  local left = record[COUNTED_UNTIL] - now_us
-  if not (left > 0 and left <= params.block_in) then
-    record[COUNTED_UNTIL], record[BLOCK_REFUSED] = now_us + params.block_in, 0
-  end
-  record[BLOCK_REFUSED] = record[BLOCK_REFUSED] + requests
-  if record[BLOCK_REFUSED] >= params.block_after then
-    record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, now_us + params.block_for
-  end
-end
-
 -- What a debit of this size can still take before the debt reaches its bound (W5).
 local function collectable(record, amount)
   local room = record[BALANCE] + record[DEBT_MAX]
@@ -351,7 +328,9 @@ local function convert(record, params, now_us)
     record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS] = 0, 0, 0
   end
   if has(before, AUTO) ~= params.auto then record[REQUESTS_UNTIL] = 0 end
-  if before < BLOCK and params.block_for then no_block(record) end
+  if before < BLOCK and params.block_for then
+    record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, 0
+  end
   if before % HAS_HISTOGRAM ~= flags % HAS_HISTOGRAM then
     local share = share_of(record, params, now_us)
     recount(record, params, share, flags)
