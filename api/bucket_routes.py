@@ -11,6 +11,7 @@ from api.openapi import BUCKETS
 from api.pages import Page
 from api.responses import admit, engine_of, json_answer, respond
 from limiter.model.bucket import Record, refill
+from limiter.model.limit import Limit, policy_of
 from limiter.model.shedding import CLASSES, Shedding
 from limiter.store import inspect
 
@@ -24,25 +25,30 @@ async def list_buckets(request: Request, query: Page) -> Response:
     Names are as in the store: policy, then the values of its key, percent-encoded.
     """
     check_namespace(admit(request, "view"), query.namespace)
-    link = engine_of(request).link
+    engine = engine_of(request)
+    link = engine.link
     now_us = await inspect.now_us(link)
     page = await inspect.list_buckets(link, query)
     document = {
-        "buckets": [_shown(name, record, now_us) for name, record in page.buckets],
+        "buckets": [
+            _shown(name, record, now_us, engine.decider.planner.find(query.namespace, name))
+            for name, record in page.buckets
+        ],
         "cursor": page.cursor,
         "unreadable": page.unreadable,
     }
     return respond(json_answer(document))
 
 
-def _shown(name: str, record: Record, now_us: int) -> dict[str, Any]:
+def _shown(name: str, record: Record, now_us: int, limit: Limit | None) -> dict[str, Any]:
     """A bucket as it would be found now."""
     refill(record, now_us)
+    counts_requests = record.counts_requests or (limit is not None and limit.counts)
     ended = record.is_quota and now_us >= record.rate
     return {
         "bucket": name,
-        "policy": name.partition(":")[0],
-        "mechanism": "quota" if record.is_quota else "requests" if record.counts_requests else "work",
+        "policy": policy_of(name),
+        "mechanism": "quota" if record.is_quota else "requests" if counts_requests else "work",
         "balance": record.capacity if ended else record.balance,
         "capacity": record.capacity,
         "rate": 0.0 if record.is_quota else record.rate,

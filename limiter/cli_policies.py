@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from limiter.model.bucket import Record, refill
-from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, dump
+from limiter.model.policy import Count, Namespace, Policy, PolicyError, PolicySet, dump
 from limiter.model.policy_log import AUDIT_MAX
 from limiter.model.reasoning import Overload, Reasoning, reasoning
 from limiter.model.stewardship import Lease
@@ -149,11 +149,16 @@ async def _list() -> None:
 
 def _limit(policy: Policy) -> str:
     shadow = ", shadow" if policy.shadow else ""
+    if policy.deny:
+        return f"denied{shadow}"
+    told = []
+    if policy.rate is not None:
+        rate = policy.rate if isinstance(policy.rate, str) else f"{policy.rate:.15g}/s"
+        told.append(f"{rate} {'requests' if policy.count is Count.REQUESTS else policy.mechanism}")
     if policy.quota is not None:
         amount, unit = (policy.quota.work, "work") if policy.quota.work else (policy.quota.requests, "requests")
-        return f"{amount:.15g} {unit} a {policy.quota.period}{shadow}"
-    rate = policy.rate if isinstance(policy.rate, str) else f"{policy.rate:.15g}/s"
-    return f"{rate} {policy.mechanism}{shadow}"
+        told.append(f"{amount:.15g} {unit} per {policy.quota.period}")
+    return f"{', '.join(told)}{shadow}"
 
 
 async def _diff(policies: PolicySet) -> bool:

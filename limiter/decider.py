@@ -25,7 +25,7 @@ from limiter.local import LocalBuckets
 from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
 from limiter.model.decision import limit_states, pressure, refusal
 from limiter.model.expiry import Expiries
-from limiter.model.limit import Limit
+from limiter.model.limit import Limit, policy_of
 from limiter.model.operations import (
     LATE_US,
     LEARNED,
@@ -44,7 +44,7 @@ from limiter.model.reservation import ID_SIZE, Keyring, Reservation, Signer
 from limiter.model.shedding import CLASS_NUMBERS
 from limiter.model.tally import DecisionTally, SettleTally
 from limiter.model.uncovered import TEXT_KEPT_MAX, UncoveredTally
-from limiter.planner import Planner, policy_of, want
+from limiter.planner import Planner, want
 from limiter.settler import NO_LATENCY, Settler
 from limiter.slices import in_slices
 from limiter.standing import Standing
@@ -72,6 +72,8 @@ class _Memo(msgspec.Struct, array_like=True):
     expected_ms: float
     rows: list[_Row]
     draw: float | None = None
+    counting: tuple[int, ...] = ()
+    """The rows whose limit counts requests in a bucket that does not know of it (W16)."""
 
 
 class _Case(Waiting[Acquire, AcquireAnswer]):
@@ -123,15 +125,16 @@ class _Case(Waiting[Acquire, AcquireAnswer]):
             self.operation = Acquire(asked, self.requests, request.lease, request.dry_run, None, self.lot)
         else:
             drawn = None if self.lot is None else self.lot.draw
-            memo = _Memo(self.id, request.ttl_ms, self.expected_ms, self.rows(asked), drawn)
+            counting = tuple(number for number, limit in enumerate(self.limits) if limit.counts)
+            memo = _Memo(self.id, request.ttl_ms, self.expected_ms, self.rows(asked), drawn, counting)
             once = Idempotency(self.idempotency_key, _fingerprint(request), msgspec.msgpack.encode(memo))
             self.operation = Acquire(asked, self.requests, request.lease, False, once, self.lot)
         return self.operation
 
-    def tell_uncovered(self) -> None:
-        """No policy speaks of it: the store has no part in it."""
+    def tell_uncovered(self, *, is_covered: bool) -> None:
+        """No policy has a limit for it, or none speaks of it at all: the store has no part in it."""
         try:
-            decision = self.decider.uncovered_decision(self)
+            decision = self.decider.let_pass(self) if is_covered else self.decider.uncovered_decision(self)
         except Uncovered as error:
             self.done(error)
         else:
@@ -289,13 +292,18 @@ class Decider:
     ) -> _Case | None:
         """What is to be asked of the store; None if it has no part in it, and the answer is given."""
         slot, limits = self._planner.cover(request.namespace, request.descriptor)
+        if limits.denied_by is not None:
+            self._deny(request, limits.denied_by, done)
+            return None
         case = _Case(self, request, slot, limits, self._ids.next(), done, idempotency_key, deadline_s)
         for limit in limits:
             limit.retries.count(request.attempt, now_s)
             if limit.sheds and case.lot is None:
                 case.draw(random.random())  # noqa: S311
+        if limits.denied_in_shadow and not request.dry_run:
+            self.decisions.denied_in_shadow += 1
         if not limits:
-            case.tell_uncovered()
+            case.tell_uncovered(is_covered=limits.denied_in_shadow)
         elif len(limits) > BUCKETS_PER_OPERATION_MAX:
             done(TooManyLimits(_too_many(len(limits))))
         elif not self._standing.breaker.is_open or self._standing.allows(now_s):
@@ -303,6 +311,13 @@ class Decider:
         else:
             case.tell(StoreShunned("the store is given a rest"))
         return None
+
+    def _deny(self, request: AcquireRequest, policy: str, done: Done[Decision]) -> None:
+        """W17: refused for good, and nothing is consumed anywhere."""
+        detail = f"{policy} denies whatever it covers"
+        refused = Refused(policy, "denied", retry="never", retry_after_ms=0, limits=(), detail=detail)
+        self.decisions.count(refused, dry_run=request.dry_run)
+        done(refused)
 
     def _ask_again(self, case: _Case) -> None:
         """For what was asked of the wrong buckets, or for the wrong time."""
@@ -326,7 +341,7 @@ class Decider:
             # A shadow refuses nothing, not even by a damaged record (P11, S11).
             case.limits = [limit for limit in case.limits if not limit.shadow]
             if not case.limits:
-                return self._let_pass(case)
+                return self.let_pass(case)
             self._ask_again(case)
             return None
         return self._decide(case, case.operation.wants, answer)
@@ -414,14 +429,15 @@ class Decider:
                 policy="", reason="work", retry="after", retry_after_ms=1, limits=(), replayed=True,
                 detail="refused before under this Idempotency-Key, by policies that have changed since",
             )  # fmt: skip
+        rows = zip(memo.rows, answer.buckets, strict=True)
         charges = tuple(
-            Charge(bucket, answered.charge, weight, None, answered.in_requests, expected_ms)
-            for (bucket, weight, expected_ms), answered in zip(memo.rows, answer.buckets, strict=True)
+            Charge(bucket, answered.charge, weight, None, answered.in_requests or number in memo.counting, expected_ms)
+            for number, ((bucket, weight, expected_ms), answered) in enumerate(rows)
             if answered.verdict is _DEBITED
         )
         return Granted(
             reservation=self._sign(case, charges, answer.now_us),
-            charged=max((charge.charge for charge in charges), default=0.0),
+            charged=max((charge.charge for charge in charges if not charge.in_requests), default=0.0),
             expires_in_ms=memo.ttl_ms,
             limits=(),
             replayed=True,
@@ -452,9 +468,9 @@ class Decider:
         self.uncovered.count(namespace, case.request.descriptor, self._now_us(), declared=declared)
         if self._refuse_uncovered:
             raise Uncovered(_refused_uncovered(namespace, declared=declared))
-        return self._let_pass(case, covered=False)
+        return self.let_pass(case, covered=False)
 
-    def _let_pass(self, case: _Case, *, covered: bool = True) -> Granted:
+    def let_pass(self, case: _Case, *, covered: bool = True) -> Granted:
         """Grant without charging anything."""
         return Granted(
             reservation="" if case.request.dry_run else self._sign(case, (), self._now_us()),
@@ -533,18 +549,21 @@ def _charges(
             if charge < wanted.charge and not (answer.in_requests or degraded or wanted.how & LEARNED):
                 lost = 0.0 if case.request.lease else wanted.charge - charge
             expected_ms = NO_LATENCY if limit.expectations is None else case.expected_of(limit)
-            charges.append(Charge(wanted.bucket, charge, weight, None, answer.in_requests, expected_ms, lost))
+            # A request's token was the price, whatever its work: a settle corrects nothing (W16).
+            in_requests = answer.in_requests or limit.counts
+            charges.append(Charge(wanted.bucket, charge, weight, None, in_requests, expected_ms, lost))
     return tuple(charges)
 
 
 def _charged(case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
     """In the caller's units: what the most expensive limit took; of a lease, what the meanest one gave."""
-    if len(answers) == 1 and not case.limits[0].weights and not answers[0].in_requests:  # by far the most
+    limit = case.limits[0]
+    if len(answers) == 1 and not (limit.weights or limit.counts or answers[0].in_requests):  # by far the most
         return answers[0].charge
     taken = [
         answer.charge / weight if weight else answer.charge
         for limit, (_, weight, _), answer in zip(case.limits, case.rows(wants), answers, strict=True)
-        if not answer.in_requests and not limit.shadow
+        if not (answer.in_requests or limit.counts or limit.shadow)
     ]
     if case.request.lease:
         return min(taken, default=case.request.work or 0.0)

@@ -20,6 +20,7 @@ from limiter.model.overload import is_signal_name
 from limiter.model.policy import PolicySet
 from limiter.model.reservation import Signer
 from limiter.model.tally import CallTally
+from limiter.planner import Rule
 from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
 from limiter.store.buckets import Buckets
@@ -84,10 +85,10 @@ class Engine:
     async def report(self, request: SignalRequest) -> SignalsTaken:
         """Take in how busy a service is, for the controller to go by (G5)."""
         planner = self._decider.planner
-        limit = planner.find(request.namespace, request.policy)
-        if limit is None or limit.name != request.policy:
+        rule = planner.rule(request.namespace, request.policy)
+        if rule is None:
             raise PolicyMissing(request.policy)
-        _check_report(request, limit)
+        limit = _check_report(request, rule)
         slots, bucket = planner.places(request.namespace, limit, request.key)
         await self._signals.report(slots, bucket, request.source, request.signals)
         return SignalsTaken(bucket, len(slots), request.signals)
@@ -241,18 +242,20 @@ class Engine:
                 self._decider.store_answered()
 
 
-def _check_report(request: SignalRequest, limit: Limit) -> None:
-    """Whether anybody would listen to a report: a mistake would else go unnoticed until the day it matters."""
+def _check_report(request: SignalRequest, rule: Rule) -> Limit:
+    """Who listens to a report. That nobody would is refused: else it goes unnoticed until the day it matters."""
     for name in request.signals:
         if not is_signal_name(name):
             allowed = "names of letters, digits, '_', '.' or '-', not beginning with a digit"
             raise UnfitField("signals", found=f"the name {name!a}", allowed=allowed)
-    if not limit.listens:
-        raise UnfitField("policy", found=limit.name, allowed="a policy with overload.utilisation, which would listen")
+    limit = next((limit for limit in rule.limits if limit.listens), None)
+    if limit is None:
+        raise UnfitField("policy", found=rule.name, allowed="a policy with overload.utilisation, which would listen")
     if request.key is not None and set(request.key) != set(limit.per):
         found = ", ".join(f"{name!a}" for name in sorted(request.key)) or "no dimension"
         allowed = f"{', '.join(limit.per)}: what the policy is split by" if limit.per else "no key: it is not split"
         raise UnfitField("key", found=found, allowed=allowed)
+    return limit
 
 
 async def open_engine(settings: Settings, url: str) -> Engine:

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from limiter.model.limit import Limit
+from limiter.model.limit import Limit, limit_of
 from limiter.model.matching import Matcher
 from limiter.model.operations import TOO_LARGE, Charge, Want
-from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, Policy, PolicySet
+from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, Pattern, Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode
+
+
+class Rule(NamedTuple):
+    """One policy: what it covers, and its limits. One that denies has none."""
+
+    name: str
+    match: Mapping[str, Pattern]
+    group: str | None
+    limits: tuple[Limit, ...]
+    denies: bool
+    shadow: bool
+
+
+class Covered(tuple[Limit, ...]):
+    """The limits that cover a descriptor, by name. Made once for all descriptors that no pattern tells apart."""
+
+    denied_by: str | None
+    """The policy that refuses whatever it covers (W17); None where there is none."""
+    denied_in_shadow: bool
+    """Whether a policy would have, if it did not only watch."""
+
+    def __new__(cls, rules: Iterable[Rule]) -> Self:
+        """Put together what the policies that apply have to say."""
+        found = list(rules)
+        made = super().__new__(cls, [limit for rule in found for limit in rule.limits])
+        made.denied_by = next((rule.name for rule in found if rule.denies and not rule.shadow), None)
+        made.denied_in_shadow = any(rule.denies and rule.shadow for rule in found)
+        return made
+
+
+NOTHING = Covered(())
 
 
 class Planner:
@@ -35,6 +66,7 @@ class Planner:
         self.policies = policies
         self._limits: dict[str, dict[str, Limit]] = {}
         self._resolved: dict[int, _Resolved] = {}
+        rules: dict[str, dict[str, Rule]] = {}
         known = before._resolved if before else {}  # noqa: SLF001  one of us
         for number, policy in enumerate(policies.policies):
             if number % AT_ONCE == 0:
@@ -42,23 +74,26 @@ class Planner:
             partitions = policies.partitions_of(policy)
             resolved = known.get(id(policy))
             if resolved is None or resolved.policy is not policy or resolved.partitions != partitions:
-                resolved = _Resolved(policy, partitions, Limit(policy, partitions=partitions))
+                resolved = _Resolved(policy, partitions, _rule(policy, partitions))
             self._resolved[id(policy)] = resolved
-            self._limits.setdefault(policy.namespace, {})[policy.name] = resolved.limit
+            rules.setdefault(policy.namespace, {})[policy.name] = resolved.rule
+            of_space = self._limits.setdefault(policy.namespace, {})
+            for limit in resolved.rule.limits:
+                of_space[limit.bucket] = limit
         self._spaces: dict[str, _Space] = {}
-        for name, limits in self._limits.items():
+        for name, found in rules.items():
             yield
             space = before._spaces.get(name) if before else None  # noqa: SLF001  one of us
-            if space is None or not space.fits(policies.namespace(name), limits):
-                matcher = yield from Matcher.steps(list(limits.values()))
-                space = _Space(name, policies.namespace(name), limits, matcher)
+            if space is None or not space.fits(policies.namespace(name), found):
+                matcher = yield from Matcher.steps(list(found.values()), Covered)
+                space = _Space(name, policies.namespace(name), found, matcher)
             self._spaces[name] = space
 
-    def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Sequence[Limit]]:
+    def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Covered]:
         """The limits that apply, by name, and the slot of their buckets (R9)."""
         space = self._spaces.get(namespace)
         if space is None:
-            return Slot(namespace), ()
+            return Slot(namespace), NOTHING
         return space.slot(descriptor), space.matcher.match(descriptor)
 
     def declares(self, namespace: str) -> bool:
@@ -67,8 +102,11 @@ class Planner:
 
     def dimensions(self, namespace: str) -> set[str]:
         """The dimensions that the policies of a namespace speak of."""
-        limits = self._limits.get(namespace, {}).values()
-        return {name for limit in limits for name in (*limit.match, *limit.per)}
+        space = self._spaces.get(namespace)
+        rules = () if space is None else space.rules.values()
+        return {
+            name for rule in rules for name in (*rule.match, *(name for limit in rule.limits for name in limit.per))
+        }
 
     def places(self, namespace: str, limit: Limit, key: Mapping[str, str] | None) -> tuple[Sequence[Slot], str]:
         """The slots of a limit's bucket and its name there; without a key those of all its buckets, by its own name.
@@ -77,41 +115,53 @@ class Planner:
         """
         space = self._spaces[namespace]
         if key is None:
-            return space.slots, bucket_name(limit.name, ())
+            return space.slots, bucket_name(limit.bucket, ())
         slots = space.slots if limit.terms.is_divided else [space.slot(key)]
-        return slots, bucket_name(limit.name, [key.get(dimension) for dimension in limit.per])
+        return slots, bucket_name(limit.bucket, [key.get(dimension) for dimension in limit.per])
 
     def limits(self) -> Iterator[tuple[str, Limit]]:
         """Every limit, with its namespace."""
         return ((namespace, limit) for namespace, limits in self._limits.items() for limit in limits.values())
 
+    def rule(self, namespace: str, policy: str) -> Rule | None:
+        """A policy, by its name."""
+        space = self._spaces.get(namespace)
+        return None if space is None else space.rules.get(policy)
+
     def find(self, namespace: str, bucket: str) -> Limit | None:
         """The limit that a bucket belongs to, if its policy still exists."""
-        return self._limits.get(namespace, {}).get(policy_of(bucket))
+        return self._limits.get(namespace, {}).get(limit_of(bucket))
 
 
 class _Resolved(NamedTuple):
-    """A policy and its limit. The policy is kept, so that no other can have its identity meanwhile."""
+    """A policy and what it comes to. The policy is kept, so that no other can have its identity meanwhile."""
 
     policy: Policy
     partitions: int
-    limit: Limit
+    rule: Rule
+
+
+def _rule(policy: Policy, partitions: int) -> Rule:
+    limits = tuple(Limit(part, partitions=partitions) for part in policy.parts())
+    return Rule(policy.name, policy.match, policy.group, limits, policy.deny, policy.shadow)
 
 
 class _Space:
     """A namespace that has policies."""
 
-    __slots__ = ("_limits", "_spread", "matcher", "slots")
+    __slots__ = ("_spread", "matcher", "rules", "slots")
 
-    def __init__(self, name: str, spread: Namespace, limits: Mapping[str, Limit], matcher: Matcher[Limit]) -> None:
+    def __init__(
+        self, name: str, spread: Namespace, rules: Mapping[str, Rule], matcher: Matcher[Rule, Covered]
+    ) -> None:
         self.matcher = matcher
-        self._limits = limits
+        self.rules = rules
         self._spread = spread
         self.slots = [Slot(name, partition) for partition in range(spread.partitions)]
 
-    def fits(self, spread: Namespace, limits: Mapping[str, Limit]) -> bool:
+    def fits(self, spread: Namespace, rules: Mapping[str, Rule]) -> bool:
         """Whether it is spread like this and has these very limits."""
-        return spread == self._spread and limits == self._limits
+        return spread == self._spread and rules == self.rules
 
     def slot(self, descriptor: Mapping[str, str]) -> Slot:
         """The partition that a descriptor belongs to."""
@@ -123,7 +173,7 @@ def want(
     limit: Limit, descriptor: Mapping[str, str], work: float | None, criticality: Criticality, now_us: int
 ) -> Want:
     """What a request wants of a limit's bucket, at a time of the store's; `work` is the caller's estimate."""
-    charge, how = (limit.charge, limit.how_unsaid) if work is None else (work, limit.how_estimated)
+    charge, how = (limit.charge, limit.how_unsaid) if work is None or limit.counts else (work, limit.how_estimated)
     if limit.weights:
         charge = min(charge * limit.weight(descriptor), NUMBER_MAX)
     if charge > limit.request_max and work is not None:
@@ -131,7 +181,7 @@ def want(
     per = limit.per
     values = (descriptor.get(per[0]),) if len(per) == 1 else [descriptor.get(dimension) for dimension in per]
     return Want(
-        bucket_name(limit.name, values),
+        bucket_name(limit.bucket, values),
         limit.terms if limit.period is None else limit.params(now_us),
         limit.minimums[criticality],
         charge,
@@ -142,11 +192,6 @@ def want(
 def with_terms(charge: Charge, limit: Limit | None, now_us: int) -> Charge:
     """A charge with the terms of its policy now."""
     return charge if limit is None else charge.but(params=limit.params(now_us))
-
-
-def policy_of(bucket: str) -> str:
-    """The policy that a bucket's name begins with."""
-    return bucket.partition(":")[0]
 
 
 def _partition(spread: Namespace, descriptor: Mapping[str, str]) -> int:

@@ -13,6 +13,7 @@ from limiter.errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.model.contract import LimitState, Settled, SettleRequest
 from limiter.model.decision import limit_state
 from limiter.model.expiry import Expiries
+from limiter.model.limit import policy_of
 from limiter.model.operations import (
     BucketAnswer,
     BucketSettled,
@@ -25,7 +26,7 @@ from limiter.model.operations import (
 from limiter.model.policy import PolicySet
 from limiter.model.reservation import Keyring, Reservation
 from limiter.model.tally import SettleTally
-from limiter.planner import Planner, policy_of, with_terms
+from limiter.planner import Planner, with_terms
 from limiter.standing import Standing
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable

@@ -26,11 +26,11 @@ def microseconds(count: int, *, first: bool = False) -> float:
     policies = [policy(number) for number in range(count)]
     draw = random.Random(count)  # noqa: S311
     asked = [descriptor(draw.randrange(count), draw) for _ in range(DESCRIPTORS)]
-    matcher = Matcher(policies)
+    matcher = Matcher(policies, tuple)
 
     def forget() -> None:
         nonlocal matcher
-        matcher = Matcher(policies)
+        matcher = Matcher(policies, tuple)
 
     def ask() -> None:
         for one in asked:

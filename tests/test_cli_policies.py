@@ -74,7 +74,7 @@ def test_a_file_is_applied_and_listed(valkey: Server) -> None:
     title, *rows = lines_of(headgate("policies", "list", url=valkey.url))
     assert title.split() == ["policy", "namespace", "match", "per", "limit", "revision"]
     assert rows[0].split() == ["anonymous", "default", "customer=null", "5/s", "work", "1"]
-    assert rows[4].split() == ["monthly-allowance", "default", 'customer="*"', "customer", "1000000", "work", "a",
+    assert rows[4].split() == ["monthly-allowance", "default", 'customer="*"', "customer", "1000000", "work", "per",
                                "month", "1"]  # fmt: skip
     assert "work, shadow" in rows[5]
 

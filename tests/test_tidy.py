@@ -16,9 +16,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path.stem for path in scripts_directory().glob("*.lua"))
 
 PURE = {
-    "__future__", "base64", "binascii", "bisect", "collections", "dataclasses", "datetime", "enum", "functools",
-    "hashlib", "hmac", "itertools", "math", "msgspec", "pydantic", "pydantic_core", "re", "struct", "typing",
-    "zoneinfo",
+    "__future__", "base64", "binascii", "bisect", "calendar", "collections", "dataclasses", "datetime", "enum",
+    "functools", "hashlib", "hmac", "ipaddress", "itertools", "math", "msgspec", "pydantic", "pydantic_core", "re",
+    "struct", "typing", "zoneinfo",
 }  # fmt: skip
 LAYERS = {
     "limiter/model": {"limiter.model"},

@@ -17,6 +17,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from limiter.controller.overload import Guard
 from limiter.controller.plan import Plan, Terms
 from limiter.model import memory, sampling, shares
@@ -304,6 +306,9 @@ class SlotCycle:
         counters = sampling.read(record, now_us)
         if counters is not None:
             work_per_request = bucket.state.load.work_per_request or 1.0
+            if bucket.terms.limit.counts:
+                # What is divided are requests: those that were charged, whatever work is settled.
+                counters, work_per_request = replace(counters, settles=0.0), 1.0
             bucket.demand = bucket.demand.followed(counters, work_per_request, cycle_s=self._cycle_s)
 
     def _due(self, *, is_idle: bool) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from limiter.model.cycle import ControlParams, control_params
-from limiter.model.limit import Limit
+from limiter.model.limit import Limit, bucket_prefix, limit_of
 from limiter.model.overload_control import OverloadParams, overload_params
 from limiter.model.policy import Mechanism, Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
@@ -49,7 +49,7 @@ class Plan:
 
     def find(self, bucket: str) -> Terms | None:
         """The terms of a bucket; None if there is nothing to steer in it."""
-        return self.terms.get(bucket.partition(":")[0])
+        return self.terms.get(limit_of(bucket))
 
 
 def make_plans(policies: PolicySet) -> dict[str, Plan]:
@@ -63,13 +63,9 @@ def plan_steps(policies: PolicySet, before: Mapping[str, Plan]) -> Steps[dict[st
     for number, policy in enumerate(policies.policies):
         if number % AT_ONCE == 0:
             yield
-        if not is_steered(policy, policies):
-            continue
-        plan = before.get(policy.namespace)
-        terms = plan.terms.get(policy.name) if plan else None
-        if terms is None or terms.policy is not policy or terms.divided != policies.partitions_of(policy):
-            terms = _terms(policy, policies)
-        found.setdefault(policy.namespace, {})[policy.name] = terms
+        if is_steered(policy, policies):
+            known = before[policy.namespace].terms if policy.namespace in before else {}
+            found.setdefault(policy.namespace, {}).update(_terms(policy, policies, known))
     return {name: Plan(name, policies.namespace(name).partitions, terms) for name, terms in found.items()}
 
 
@@ -77,20 +73,33 @@ def is_steered(policy: Policy, policies: PolicySet) -> bool:
     """Whether anything of a policy moves: a cap, a charge, its shares, or overload control."""
     if policy.overload is not None or policy.charge == "learned":
         return True
-    return policy.quota is None and (policy.mechanism is not Mechanism.WORK or policies.partitions_of(policy) > 1)
+    return policy.rate is not None and (policy.mechanism is not Mechanism.WORK or policies.partitions_of(policy) > 1)
 
 
-def _terms(policy: Policy, policies: PolicySet) -> Terms:
+def _terms(policy: Policy, policies: PolicySet, known: Mapping[str, Terms]) -> dict[str, Terms]:
+    """A policy's rate and quota, each as far as anything of it moves."""
     divided = policies.partitions_of(policy)
+    found = {}
+    for part in policy.parts():
+        if is_steered(part, policies):
+            name = bucket_prefix(part)
+            terms = known.get(name)
+            if terms is None or terms.policy is not policy or terms.divided != divided:
+                terms = _terms_of(policy, part, divided)
+            found[name] = terms
+    return found
+
+
+def _terms_of(policy: Policy, part: Policy, divided: int) -> Terms:
     # A quota's division stays: what one part has used cannot be taken back.
-    shared = 1 if policy.quota is not None else divided
-    overload = overload_params(policy.overload) if policy.overload else None
-    return Terms(policy, Limit(policy, partitions=divided), control_params(policy), overload, shared, divided)
+    shared = 1 if part.quota is not None else divided
+    overload = overload_params(part.overload) if part.overload else None
+    return Terms(policy, Limit(part, partitions=divided), control_params(part), overload, shared, divided)
 
 
 def describe(plans: dict[str, Plan]) -> str:
     """What is steered, in a line: `3 policies in 2 namespaces (11 partitions)`."""
-    policies = sum(len(plan.terms) for plan in plans.values())
+    policies = sum(len({terms.limit.name for terms in plan.terms.values()}) for plan in plans.values())
     slots = sum(len(plan.slots) for plan in plans.values())
     if not policies:
         return "nothing yet: no policy counts requests, learns its charge, is divided or has overload control"

@@ -56,6 +56,9 @@ UNCOVERED = _counter(
     "Acquires that no policy covers, by whether their namespace is declared or has policies (true, false).",
     "namespace_known",
 )
+SHADOW_DENIED = _counter(
+    "headgate_shadow_denied_total", "Acquires that a policy with `deny` and `shadow` would have refused."
+)
 DRY_RUNS = _counter("headgate_dry_runs_total", "Acquires that only asked what would be.")
 REPLAYED = _counter("headgate_replayed_decisions_total", "Acquires answered again under their Idempotency-Key.")
 WORK_ADMITTED = _counter("headgate_work_admitted_total", "Work units that granted acquires were charged.")

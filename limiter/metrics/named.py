@@ -43,6 +43,7 @@ class Named(NamedTuple):
     limit: Limit
     bucket: str
     slots: Sequence[Slot]
+    labels: Labels
 
 
 class _Plan(NamedTuple):
@@ -99,7 +100,7 @@ def _plan(planner: Planner) -> Steps[_Plan]:
             yield
         if not limit.per:
             slots, bucket = planner.places(namespace, limit, {})
-            every.append(Named(namespace, limit, bucket, slots))
+            every.append(Named(namespace, limit, bucket, slots, (namespace, _label(planner, namespace, limit))))
     for number, policy in enumerate(policies.policies):
         if number % AT_ONCE == 0:
             yield
@@ -122,8 +123,13 @@ def _states(
                 record = fresh(params, now_us)
             else:
                 advance(record, params, now_us)
-            labels = (named.namespace, named.limit.name)
-            yield labels, named.limit, record, looks[slot].memories.get(named.bucket)
+            yield named.labels, named.limit, record, looks[slot].memories.get(named.bucket)
+
+
+def _label(planner: Planner, namespace: str, limit: Limit) -> str:
+    """A policy's name; the quota of a policy that has a rate as well is told apart, as its buckets are."""
+    rule = planner.rule(namespace, limit.name)
+    return limit.bucket if rule is not None and len(rule.limits) > 1 else limit.name
 
 
 def _readings(states: Iterable[tuple[Labels, Limit, Record, Memory | None]]) -> list[Reading]:

@@ -191,7 +191,7 @@ def _detail(limit: Limit, want: Want, answer: BucketAnswer, requests: float) -> 
         taken = requests if answer.in_requests else answer.charge
         left = f"{answer.balance:g} of {answer.capacity:g} are left for this period"
         return f"{limit.name}: {left}, and {taken:g} are wanted"
-    unit = "requests" if answer.in_requests else "units"
+    unit = "requests" if answer.in_requests or limit.counts else "units"
     return (
         f"{limit.name}: the balance is {answer.balance:.6g} of {answer.capacity:g} {unit}, this request needs "
         f"{_need(want, answer, requests):g}, and {answer.rate:g} come each second"

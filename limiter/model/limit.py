@@ -21,30 +21,48 @@ from limiter.model.bucket import BURST_MAX_S, RATE_MAX, Flags, Params
 from limiter.model.expectations import ExpectationParams, expected_ms
 from limiter.model.operations import COVERED, LEARNED
 from limiter.model.period import window_us
-from limiter.model.policy import NUMBER_MAX, Admit, Criticality, Mechanism, OnStoreFailure, Policy, rate_per_s, seconds
+from limiter.model.policy import (
+    NUMBER_MAX,
+    Admit,
+    Count,
+    Criticality,
+    Mechanism,
+    OnStoreFailure,
+    Policy,
+    rate_per_s,
+    seconds,
+)
 from limiter.model.retries import RetryMeter
+
+QUOTA_MARK = "+quota"
+"""Stands behind the policy's name in the names of a quota's buckets: no policy can be called so. A rate and a quota
+under one name have buckets of their own, and each keeps its own when the other comes or goes."""
 
 
 class Limit:
-    """One policy, ready to be asked. Without I/O and without a clock: a quota's window is for a given time."""
+    """A policy's rate or quota, ready to be asked. Without I/O and without a clock: a quota's window is for a given
+    time."""
 
     __slots__ = (
-        "charge", "expectations", "group", "how_estimated", "how_unsaid", "learned", "listens", "match", "mechanism",
+        "bucket", "charge", "counts", "expectations", "how_estimated", "how_unsaid", "learned", "listens", "mechanism",
         "minimums", "name", "on_store_failure", "per", "period", "request_max", "retries", "shadow", "sheds", "terms",
         "weights", "zone",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, *, partitions: int = 1) -> None:
+        assert policy.rate is None or policy.quota is None, "a policy with both has two limits"
         self.name = policy.name
+        self.bucket = bucket_prefix(policy)
+        """What the names of its buckets begin with."""
         self.retries = RetryMeter()
-        self.match: Mapping[str, str | None] = policy.match
-        self.group = policy.group
         self.per = tuple(policy.per)
         self.shadow = policy.shadow
         self.on_store_failure: OnStoreFailure = policy.on_store_failure
-        self.period = policy.quota.period if policy.quota else None
+        self.period = policy.quota.span if policy.quota else None
         self.zone = ZoneInfo(policy.quota.timezone) if policy.quota else None
         self.mechanism: Literal["work", "requests", "auto", "quota"] = "quota" if policy.quota else _mechanism(policy)
+        self.counts = policy.count is Count.REQUESTS
+        """Whether each request takes one token times its weight, whatever its work (W16)."""
         self.learned = policy.charge == "learned"
         self.charge = policy.learning.initial if policy.charge == "learned" else policy.charge
         covered = COVERED if policy.admit is Admit.COVERED and policy.quota is None else 0
@@ -76,11 +94,27 @@ class Limit:
         """The terms at a time."""
         if self.period is None or self.zone is None:
             return self.terms
-        start_us, end_us = window_us(now_us, self.period, self.zone)
-        if (start_us, end_us) != (self.terms.window_start_us, self.terms.window_end_us):
+        terms = self.terms
+        if not terms.window_start_us <= now_us < terms.window_end_us:
             # Kept: the same window is asked for until it ends.
-            self.terms = replace(self.terms, window_start_us=start_us, window_end_us=end_us)
-        return self.terms
+            start_us, end_us = window_us(now_us, self.period, self.zone)
+            self.terms = terms = replace(terms, window_start_us=start_us, window_end_us=end_us)
+        return terms
+
+
+def bucket_prefix(policy: Policy) -> str:
+    """What the names of the buckets of a rate, or of a quota, begin with."""
+    return policy.name if policy.quota is None else policy.name + QUOTA_MARK
+
+
+def policy_of(bucket: str) -> str:
+    """The policy that a bucket's name begins with."""
+    return limit_of(bucket).removesuffix(QUOTA_MARK)
+
+
+def limit_of(bucket: str) -> str:
+    """The `Limit.bucket` that a bucket's name begins with."""
+    return bucket.partition(":")[0]
 
 
 def scaled(terms: Params, share: float) -> Params:
@@ -118,7 +152,7 @@ _COUNTING = {
 
 
 def _mechanism(policy: Policy) -> Literal["work", "requests", "auto"]:
-    return _MECHANISMS[policy.mechanism]
+    return "requests" if policy.count is Count.REQUESTS else _MECHANISMS[policy.mechanism]
 
 
 def _terms(policy: Policy) -> Params:

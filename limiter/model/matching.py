@@ -16,7 +16,7 @@ only those policies are looked at whose rarest pattern the descriptor fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from limiter.model.steps import AT_ONCE, Steps, finish
@@ -50,6 +50,7 @@ class Matchable(Protocol):
 
 
 PolicyT = TypeVar("PolicyT", bound=Matchable)
+FoundT = TypeVar("FoundT")
 
 
 def pattern_matches(pattern: str | None, value: str | None) -> bool:
@@ -107,16 +108,20 @@ def most_specific(policies: Iterable[PolicyT]) -> list[PolicyT]:
     return sorted([*kept, *best.values()], key=lambda policy: policy.name)
 
 
-class Matcher(Generic[PolicyT]):
-    """The policies of one namespace, ready to be asked."""
+class Matcher(Generic[PolicyT, FoundT]):
+    """The policies of one namespace, ready to be asked. `conclude` makes the answer of those that apply, by name."""
 
-    def __init__(self, policies: Sequence[PolicyT]) -> None:
+    def __init__(self, policies: Sequence[PolicyT], conclude: Callable[[list[PolicyT]], FoundT]) -> None:
+        self._conclude = conclude
         finish(self._build(policies))
 
     @classmethod
-    def steps(cls, policies: Sequence[PolicyT]) -> Steps[Matcher[PolicyT]]:
+    def steps(
+        cls, policies: Sequence[PolicyT], conclude: Callable[[list[PolicyT]], FoundT]
+    ) -> Steps[Matcher[PolicyT, FoundT]]:
         """The same in steps: thousands of policies take a while."""
         matcher = cls.__new__(cls)
+        matcher._conclude = conclude  # noqa: SLF001  one of us
         yield from matcher._build(policies)  # noqa: SLF001  one of us
         return matcher
 
@@ -134,27 +139,25 @@ class Matcher(Generic[PolicyT]):
         self._known = [(name, dimension.known, dimension.class_of) for name, dimension in self._dimensions]
         self._index: _Index[PolicyT] = _Index()
         yield from self._index.build(policies)
-        self._found: dict[tuple[Class, ...], tuple[PolicyT, ...]] = {}
+        self._found: dict[tuple[Class, ...], FoundT] = {}
 
-    def match(self, descriptor: Mapping[str, str]) -> tuple[PolicyT, ...]:
-        """The policies that cover a descriptor, by name."""
+    def match(self, descriptor: Mapping[str, str]) -> FoundT:
+        """What was concluded of the policies that cover a descriptor."""
         get = descriptor.get
         classes = tuple([known.get(get(name)) or class_of(get(name)) for name, known, class_of in self._known])
         found = self._found.get(classes)
         if found is None:
             if len(self._found) >= MATCHES_KEPT_MAX:
                 self._found.clear()
-            self._found[classes] = found = self._search(classes)
+            self._found[classes] = found = self._conclude(self._search(classes))
         return found
 
-    def _search(self, classes: tuple[Class, ...]) -> tuple[PolicyT, ...]:
+    def _search(self, classes: tuple[Class, ...]) -> list[PolicyT]:
         fitting = {name: found for (name, _), found in zip(self._dimensions, classes, strict=True)}
-        return tuple(
-            most_specific(
-                policy
-                for policy in self._index.candidates(fitting)
-                if all(pattern in fitting[name] for name, pattern in policy.match.items())
-            )
+        return most_specific(
+            policy
+            for policy in self._index.candidates(fitting)
+            if all(pattern in fitting[name] for name, pattern in policy.match.items())
         )
 
 

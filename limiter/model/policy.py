@@ -29,8 +29,10 @@ from limiter.model.fields import TIMELESS as _TIMELESS
 from limiter.model.fields import amount as _amount
 from limiter.model.fields import is_number as _is_number
 from limiter.model.fields import refuse as _refuse
+from limiter.model.fitness import OF_THE_RATE, Kind, misplaced
 from limiter.model.overload import OVERLOAD_PARTS, Overload
-from limiter.model.period import Period
+from limiter.model.period import Period, Span
+from limiter.model.period import parse as parse_period
 
 DIMENSIONS_MAX = 32
 PARTITIONS_MAX = 1024
@@ -56,6 +58,14 @@ class Mechanism(StrEnum):
     REQUESTS = "requests"
     AUTO = "auto"
     """Whichever suits the bucket at the time (R10)."""
+
+
+class Count(StrEnum):
+    """What a bucket of mechanism `work` counts (W16)."""
+
+    WORK = "work"
+    REQUESTS = "requests"
+    """Each request takes one token times its weight, whatever its work."""
 
 
 class OnStoreFailure(StrEnum):
@@ -216,6 +226,19 @@ def _zone(value: object) -> str:
     raise _refuse("the name of a time zone, such as UTC or Europe/Berlin")
 
 
+def _period(value: object) -> str:
+    if not isinstance(value, str) or parse_period(value) is None:
+        names = ", ".join(Period)
+        raise _refuse(f"{names}, or a multiple that divides an hour or a day evenly: 15m, 6h")
+    return value
+
+
+def _billing_day(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 31:
+        raise _refuse("a day of the month from 1 to 31; a shorter month has its last day instead")
+    return value
+
+
 def _unique(values: list[str]) -> list[str]:
     twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
@@ -239,6 +262,8 @@ Minimum = Annotated[float, BeforeValidator(_minimum)]
 Charge = Annotated[float | Literal["learned"], BeforeValidator(_charge)]
 Weight = Annotated[float, BeforeValidator(_weight)]
 Partitions = Annotated[int, BeforeValidator(_partitions)]
+QuotaPeriod = Annotated[str, BeforeValidator(_period)]
+BillingDay = Annotated[int, BeforeValidator(_billing_day)]
 Zone = Annotated[str, BeforeValidator(_zone)]
 Dimensions = Annotated[list[Dimension], Field(max_length=DIMENSIONS_MAX), AfterValidator(_unique)]
 
@@ -265,14 +290,24 @@ class Quota(_Part):
 
     work: Positive | None = None
     requests: Positive | None = None
-    period: Annotated[Period, Field(strict=False)]
+    period: QuotaPeriod
+    billing_day: BillingDay | None = None
     timezone: Zone = "UTC"
+
+    @property
+    def span(self) -> Span:
+        """The period, as the calendar takes it."""
+        parsed = parse_period(self.period)
+        assert parsed is not None
+        return Span(*parsed, self.billing_day or 1)
 
     @model_validator(mode="after")
     def _one_unit(self) -> Self:
         if (self.work is None) == (self.requests is None):
             found = "neither of them" if self.work is None else "both of them"
             raise _refuse("either work or requests", found=found)
+        if self.billing_day is not None and self.period != Period.MONTH:
+            raise _refuse("only beside period: month", field="billing_day", found=str(self.billing_day))
         return self
 
 
@@ -323,7 +358,9 @@ class Policy(_Part):
     match: Annotated[dict[Dimension, Pattern], Field(max_length=DIMENSIONS_MAX)] = {}
     per: Dimensions = []
     group: Name | None = None
+    deny: bool = False
     mechanism: Annotated[Mechanism, Field(strict=False)] = Mechanism.WORK
+    count: Annotated[Count, Field(strict=False)] = Count.WORK
     rate: Rate | None = None
     capacity: Capacity = CAPACITY_DEFAULT
     burst: Burst = "10%"
@@ -348,21 +385,41 @@ class Policy(_Part):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if (self.rate is None) == (self.quota is None):
-            found = "neither of them" if self.rate is None else "both of them"
-            raise _refuse("either a rate or a quota", field="rate", found=found)
-        if self.quota is not None:
-            self._fits_a_quota()
+        if not self.deny and self.rate is None and self.quota is None:
+            raise _refuse("a rate, a quota, both, or deny: true", field="rate", found="none of them")
+        self._has_effect()
         if self.steering.initial == "C/F" and self.max_work is None:
             raise _refuse("'C/F' only with max_work, which is F", field="steering.initial", found="'C/F'")
-        if "learning" in self.model_fields_set and self.charge != "learned":
-            found = f"charge {_show(_written(self.charge))}"
-            raise _refuse("only beside charge: learned", field="learning", found=found)
         if self.min_work is not None and self.max_work is not None and self.min_work > self.max_work:
             found = f"{_show(_written(self.min_work))} above max_work {_show(_written(self.max_work))}"
             raise _refuse("at most max_work", field="min_work", found=found)
-        self._can_take_effect()
+        for part in self.parts():
+            Policy._can_take_effect(part)
         return self
+
+    def parts(self) -> tuple[Policy, ...]:
+        """The limits of a policy, each as a policy with a rate or a quota alone (P12): none, one or two."""
+        if self.rate is not None and self.quota is not None:
+            quota = self.model_copy(update=_WITHOUT_A_RATE)
+            quota.model_fields_set.difference_update(_WITHOUT_A_RATE)
+            return self.model_copy(update={"quota": None}), quota
+        return () if self.deny else (self,)
+
+    def _has_effect(self) -> None:
+        """A field that changes nothing is a mistake: whoever wrote it expects something of it."""
+        kind = Kind(
+            denies=self.deny,
+            has_rate=self.rate is not None,
+            has_quota=self.quota is not None,
+            quota_of_requests=self.quota is not None and self.quota.requests is not None,
+            mechanism=self.mechanism,
+            counts=self.count,
+            learns=self.charge == "learned",
+        )
+        for field, allowed in misplaced(self.model_fields_set, kind):
+            raise _refuse(allowed, field=field, found=_show(_written(getattr(self, field))))
+        if self.quota is not None and self.rate is None:
+            self._fits_a_quota()
 
     @property
     def request_max(self) -> float:
@@ -472,10 +529,6 @@ class Policy(_Part):
 
     def _fits_a_quota(self) -> None:
         """A quota has no rate: nothing of it refills, and no time can be worth units."""
-        misplaced = sorted(_OF_A_RATE & self.model_fields_set)
-        if misplaced:
-            found = _show(_written(getattr(self, misplaced[0])))
-            raise _refuse("only beside a rate, not a quota", field=misplaced[0], found=found)
         amounts = {"max_debt": self.max_debt, "stop_debt": self.stop_debt}
         amounts |= {f"reserve.{criticality}": amount for criticality, amount in self.reserve.items()}
         for name, amount in amounts.items():
@@ -484,7 +537,8 @@ class Policy(_Part):
                 raise _refuse(allowed, field=name, found=_show(amount))
 
 
-_OF_A_RATE = frozenset({"mechanism", "capacity", "burst", "steering", "overload"})
+_WITHOUT_A_RATE = {field: Policy.model_fields[field].default for field in OF_THE_RATE}
+"""What is left of a policy with both for its quota."""
 
 
 class PolicySet(_Part):

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from limiter.model import mechanism
 from limiter.model.bucket import Flags, Record
+from limiter.model.limit import policy_of
 from limiter.model.memory import Memory
 from limiter.model.overload_control import Note
 from limiter.model.shedding import CLASSES, Shedding
@@ -85,7 +86,7 @@ def reasoning(bucket: str, record: Record, memory: Memory | None, now_us: float)
     share_left_us = record.share_until_us - now_us
     return Reasoning(
         bucket=bucket,
-        policy=bucket.partition(":")[0],
+        policy=policy_of(bucket),
         mechanism="quota" if record.is_quota else "requests" if counts else "work",
         mechanism_reason=_mechanism_reason(record, memory),
         committed=None if record.is_quota else record.committed,

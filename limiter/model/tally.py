@@ -63,8 +63,8 @@ class DecisionTally:
     """Decisions of one node. A dry run decides nothing, and a repeated answer was counted when it was given first."""
 
     __slots__ = (
-        "degraded_granted", "degraded_refused", "dry_runs", "granted", "refused", "replayed", "unanswered", "uncovered",
-        "undecided", "work_admitted",
+        "degraded_granted", "degraded_refused", "denied_in_shadow", "dry_runs", "granted", "refused", "replayed",
+        "unanswered", "uncovered", "undecided", "work_admitted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -76,6 +76,7 @@ class DecisionTally:
         self.degraded_refused = 0
         self.uncovered: dict[bool, int] = {True: 0, False: 0}
         """By whether their namespace was declared."""
+        self.denied_in_shadow = 0
         self.dry_runs = 0
         self.replayed = 0
         self.work_admitted = 0.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from limiter.model.bucket import Record
+from limiter.model.limit import policy_of
 from limiter.model.memory import Memory, unpack
 from limiter.model.stewardship import Lease
 from limiter.store import keys
@@ -96,9 +97,7 @@ async def _scan(
     pattern = prefix + stem.encode() + b"*"
     following, found = await link.call(prefix, "SCAN", at, "MATCH", pattern, "COUNT", SCAN_COUNT, timeout_s=timeout_s)
     names = {key[len(prefix) :].decode("utf-8", "backslashreplace"): key for key in found}
-    return int(following), {
-        name: key for name, key in names.items() if policy is None or name.partition(":")[0] == stem
-    }
+    return int(following), {name: key for name, key in names.items() if policy is None or policy_of(name) == stem}
 
 
 async def _read(

@@ -1,6 +1,6 @@
 """Every key that Headgate uses is spelled here, and nowhere else.
 
-    hg:{<namespace>/<partition>}:b:<policy>:<value>,<value>…    a bucket
+    hg:{<namespace>/<partition>}:b:<policy>:<value>,<value>…    a bucket; a quota's: <policy>+quota:…
     hg:{…}:r:<id>    tombstone of a reservation       hg:{…}:i:<digest>   decision under an idempotency key
     hg:{…}:f:<id>    reply of a batched call          hg:{…}:sampling, hg:{…}:touched   for the controller
     hg:{…}:lease     which controller owns the slot   hg:{…}:fence    how often it was taken
@@ -75,12 +75,15 @@ def encode(text: str | None) -> str:
     return encoded if len(encoded) <= TEXT_MAX else "~" + _digest(raw)
 
 
-_encoded_policy = lru_cache(maxsize=4096)(encode)
+@lru_cache(maxsize=4096)
+def _encoded_limit(limit: str) -> str:
+    """A `+` is ours: no policy has it in its name, and the mark of a quota has."""
+    return "+".join(map(encode, limit.split("+")))
 
 
-def bucket_name(policy: str, values: Sequence[str | None]) -> str:
-    """Name the bucket of a policy for one combination of key values, within its slot."""
-    prefix = _encoded_policy(policy)
+def bucket_name(limit: str, values: Sequence[str | None]) -> str:
+    """Name the bucket of a limit (`Limit.bucket`) for one combination of key values, within its slot."""
+    prefix = _encoded_limit(limit)
     if not values:
         return prefix
     suffix = encode(values[0]) if len(values) == 1 else ",".join(map(encode, values))

@@ -87,7 +87,7 @@ def test_a_policy_can_be_put_only_if_there_is_none(client: httpx.Client, name: s
     [
         (POLICY | {"capacity": "5 parsecs"}, "capacity: found '5 parsecs'; allowed: "),
         (POLICY | {"rate": -1}, "rate: found -1; allowed: "),
-        ({"match": {}}, "allowed: either a rate or a quota"),
+        ({"match": {}}, "allowed: a rate, a quota, both, or deny: true"),
         (POLICY | {"colour": "red"}, "colour: no such field; allowed: "),
         (POLICY | {"name": "other"}, 'name: found "other"; allowed: '),
         ([], "allowed: "),

@@ -63,9 +63,16 @@ async def follow(where: Server | Cluster, limits: PolicySet, callers: Traffic) -
     assert max(sums) <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("mechanism", ["work", "requests"])
-async def test_b5_shares_follow_demand(valkey: Server, mechanism: str) -> None:
-    limits = limits_of(mechanism=mechanism, **({"steering": {"initial": "C"}} if mechanism == "requests" else {}))
+KINDS: dict[str, dict[str, Any]] = {
+    "work": {"capacity": "500ms"},
+    "requests": {"mechanism": "requests", "steering": {"initial": "C"}},
+    "counted": {"count": "requests", "capacity": "500ms"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_b5_shares_follow_demand(valkey: Server, kind: str) -> None:
+    limits = policies({"name": "all", "match": {}, "rate": 200, **KINDS[kind]}, default=TEN)
     async with traffic(valkey.url, limits) as callers:
         await follow(valkey, limits, callers)
 

@@ -27,10 +27,11 @@ def test_a_work_policy_keeps_its_numbers() -> None:
     assert (terms.flags, terms.committed, terms.capacity, terms.whole_capacity) == (Flags.NONE, 100, 50, 50)
 
 
-def test_r6_r7_a_request_policy_has_a_cap_and_a_burst_beside_its_capacity() -> None:
-    found = limit(mechanism="requests", burst="20%", reserve=RESERVES)
+def test_r6_r7_a_request_policy_has_a_cap_and_a_burst() -> None:
+    policy = {"name": "p", "rate": 100, "mechanism": "requests", "burst": "20%", "reserve": RESERVES}
+    found = Limit(read_policy(policy))
     terms = found.terms
-    assert (terms.flags, terms.committed, terms.capacity) == (Flags.COUNTS_REQUESTS, 100, 50)
+    assert (terms.flags, terms.committed) == (Flags.COUNTS_REQUESTS, 100)
     assert (terms.cap, terms.burst, terms.burst_s, terms.whole_capacity) == (30, 0, 0.2, 6)
     assert found.minimums[Criticality.SHEDDABLE] == 3, "half of the burst"
 

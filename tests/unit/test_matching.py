@@ -87,7 +87,7 @@ def naive(policies: Sequence[Named], descriptor: Mapping[str, str]) -> list[str]
 
 @given(policy_lists(), st.lists(descriptors, max_size=8))
 def test_the_matcher_agrees_with_a_naive_one(policies: list[Named], asked: list[dict[str, str]]) -> None:
-    matcher = Matcher(policies)
+    matcher = Matcher(policies, tuple)
     for descriptor in [*asked, *asked]:  # the second time from memory
         assert [policy.name for policy in matcher.match(descriptor)] == naive(policies, descriptor)
 
@@ -138,7 +138,7 @@ def test_in_a_group_the_most_specific_applies() -> None:
     longer = Named("gold-eu", {"customer": "gold-eu-*"}, "g")
     acme = Named("acme", {"customer": "acme"}, "g")
     apart = Named("apart", {"customer": "*"})
-    matcher = Matcher([default, gold, longer, acme, apart])
+    matcher = Matcher([default, gold, longer, acme, apart], tuple)
     expected = {"acme": [acme, apart], "gold-us": [apart, gold], "gold-eu-1": [apart, longer], "x": [apart, default]}
     assert {value: list(matcher.match({"customer": value})) for value in expected} == expected
 
@@ -164,7 +164,9 @@ def test_specificity_is_ordered() -> None:
 
 
 def test_a_match_from_memory_looks_at_no_policy() -> None:
-    matcher = Matcher([Named(f"p{number}", {"customer": f"c{number}", "operation": "r*"}) for number in range(1000)])
+    matcher = Matcher(
+        [Named(f"p{number}", {"customer": f"c{number}", "operation": "r*"}) for number in range(1000)], tuple
+    )
     descriptor = {"customer": "c5", "operation": "read"}
     first = matcher.match(descriptor)
     Named.looks = 0
@@ -177,7 +179,7 @@ def test_a_match_from_memory_looks_at_no_policy() -> None:
 
 def test_a_match_for_the_first_time_looks_at_few_policies() -> None:
     matcher = Matcher(
-        [Named(f"p{number}", {"customer": f"c{number}", "operation": "read"}) for number in range(10_000)]
+        [Named(f"p{number}", {"customer": f"c{number}", "operation": "read"}) for number in range(10_000)], tuple
     )
     Named.looks = 0
     assert [policy.name for policy in matcher.match({"customer": "c5", "operation": "read"})] == ["p5"]
@@ -190,7 +192,7 @@ def test_values_without_end_are_not_remembered_without_end(monkeypatch: pytest.M
     monkeypatch.setattr(matching, "MATCHES_KEPT_MAX", 200)
     exact = [Named(f"e{number}", {"customer": str(number), "region": "*"}) for number in range(1000)]
     wild = [Named(f"w{number}", {"customer": f"*{number}*", "ip": f"{number}.*"}) for number in range(10)]
-    matcher = Matcher([*exact, *wild])
+    matcher = Matcher([*exact, *wild], tuple)
     for number in range(50_000):
         matcher.match({"customer": str(number), "region": str(number % 7), "ip": f"{number % 256}.1"})
         assert len(matcher._found) <= 200
@@ -199,7 +201,7 @@ def test_values_without_end_are_not_remembered_without_end(monkeypatch: pytest.M
 
 
 def test_values_that_no_pattern_tells_apart_are_not_remembered_at_all() -> None:
-    matcher = Matcher([Named("all", {"customer": "*"}), Named("one", {"customer": "acme"})])
+    matcher = Matcher([Named("all", {"customer": "*"}), Named("one", {"customer": "acme"})], tuple)
     for number in range(50_000):
         assert len(matcher.match({"customer": f"c{number}"})) == 1
     assert len(matcher._found) == 1
@@ -208,4 +210,4 @@ def test_values_that_no_pattern_tells_apart_are_not_remembered_at_all() -> None:
 
 def test_policies_themselves_can_be_matched() -> None:
     policies: list[Policy] = [read_policy({"name": "p", "rate": 1, "match": {"customer": "a*"}})]
-    assert Matcher(policies).match({"customer": "acme"}) == (policies[0],)
+    assert Matcher(policies, tuple).match({"customer": "acme"}) == (policies[0],)

@@ -75,7 +75,8 @@ def test_r1_the_threshold_of_a_thousandth_tells_the_rules_apart(
 )
 def test_r6_the_first_cap_is_c_over_f_or_c_or_a_share_of_c(steering: dict[str, object], cap: float) -> None:
     """R6: C/F, C, or b·C with b = 0.3 by default. The bucket begins with it."""
-    policy = read_policy({"name": "p", "rate": 100, "mechanism": "requests", "max_work": 50, "steering": steering})
+    document = {"name": "p", "rate": 100, "mechanism": "requests", "charge": "learned", "max_work": 50}
+    policy = read_policy({**document, "steering": steering})
     assert fresh(Limit(policy).params(0), 0).rate == pytest.approx(cap)
 
 
@@ -165,7 +166,7 @@ def test_p8_no_step_but_a_set_one_is_larger_than_its_bound(
 
 def test_a_policy_says_how_to_steer() -> None:
     steering = {"lower_cycles": 5, "raise_cycles": 6, "safety": 1.5, "floor": 0.2}
-    policy = read_policy({"name": "p", "rate": 1, "steering": steering, "min_work": 3})
+    policy = read_policy({"name": "p", "rate": 1, "mechanism": "auto", "steering": steering, "min_work": 3})
     assert cap_params(policy) == CapParams(5, 6, 1.5, 0.2, 3)
     assert cap_params(read_policy({"name": "p", "rate": 1})) == CapParams()
 
@@ -173,7 +174,10 @@ def test_a_policy_says_how_to_steer() -> None:
 def test_w12_the_smallest_work_goes_by_the_smallest_weights() -> None:
     weights = {"operation": {"read": 1, "write": 3}, "consistency": {"eventual": 0.5, "none": 0}}
     assert smallest_work(read_policy({"name": "p", "rate": 1, "weights": weights})) == 0.5
-    assert smallest_work(read_policy({"name": "p", "rate": 1, "weights": weights, "min_work": 4})) == 2.0
+    assert (
+        smallest_work(read_policy({"name": "p", "rate": 1, "weights": weights, "min_work": 4, "mechanism": "auto"}))
+        == 2.0
+    )
 
 
 @pytest.mark.parametrize(
