@@ -23,16 +23,11 @@ from uvicorn.server import ServerState
 
 from api import limits
 from api.answer import Answer
-from api.guard import FAREWELL_S, GuardedProtocol, Patience, wire
+from api.guard import FAREWELL_S, HEAD_END, WAITING_BYTES_MAX, GuardedProtocol, Patience, wire
 from api.observed import NO_ROUTE, count
 from api.plane import Headers, Plane
 from api.request_ids import identified
 from api.tracing import RequestSpan, Tracing
-
-WAITING_BYTES_MAX = 65_536
-"""How much may wait behind a request that is being served, before reading pauses."""
-
-HEAD_END = b"\r\n\r\n"
 
 # Where a header goes: the first into `Headers`, then the length, and the host, which has to be there; those of `ODD`
 # are not for this lane.
@@ -41,10 +36,11 @@ _PLACES = {
     b"content-length": 6, b"host": 7,
 }  # fmt: skip
 _TRACEPARENT, _LENGTH, _HOST, _ODD = 5, 6, 7, 8
-_PLACES.update(dict.fromkeys([b"transfer-encoding", b"expect", b"upgrade", b"trailer"], _ODD))
+_PLACES.update(dict.fromkeys([b"transfer-encoding", b"expect", b"upgrade", b"trailer", b"sec-fetch-site"], _ODD))
 _TRACED_PLACES = _PLACES | {b"traceparent": _TRACEPARENT}
 _NO_HEADERS: list[bytes | None] = [None] * 8
 
+BLANK = b"\r\n"
 HEADS_KEPT_MAX = 1024
 HEAD_KEPT_BYTES_MAX = 2048
 
@@ -130,7 +126,7 @@ class FastLane(asyncio.Protocol):
         self._url = b""
         self._headers = _NO_HEADERS.copy()
         self._header_count = 0
-        self._odd = self._head_done = False
+        self._odd = self._head_done = self._keep_alive = False
 
     # The connection
 
@@ -261,6 +257,9 @@ class FastLane(asyncio.Protocol):
         return True
 
     def _consume_head(self, data: bytes | bytearray) -> Head | None:
+        if not self._fed and data[0] in BLANK:  # an empty line is no request, and the other lane knows how to wait on
+            self._hand_over(data)
+            return None
         end = data.find(HEAD_END, max(0, self._fed - len(HEAD_END) + 1))
         upto = len(data) if end < 0 else end + len(HEAD_END)
         if end >= 0 and not self._fed:
@@ -338,8 +337,9 @@ class FastLane(asyncio.Protocol):
             self._headers[place] = value
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is whole. Of a request without a body the parser knows nothing more once it has been fed."""
         self._head_done = True
+        self._keep_alive = self._parser.should_keep_alive()
 
     def _understood(self) -> Head | None:
         """The head that was read; None if it is not for this lane."""
@@ -353,7 +353,7 @@ class FastLane(asyncio.Protocol):
         body_bytes = int(length) if length else 0
         if self._fed > limits.HEAD_BYTES_MAX or body_bytes > self._body_max_bytes:
             return None
-        return Head(self._url, Headers(*self._headers[:_LENGTH]), self._parser.should_keep_alive(), body_bytes)
+        return Head(self._url, Headers(*self._headers[:_LENGTH]), self._keep_alive, body_bytes)
 
     def _hand_over(self, data: bytes | bytearray) -> None:
         """Let uvicorn's protocol have the connection, from the first byte of this request on."""

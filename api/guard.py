@@ -1,18 +1,25 @@
 """uvicorn's HTTP protocol with limits on a request's head, an end for idle connections, and manners.
 
+    bytes ──► what waits ──► one request at a time ──► the parser ──► served, answered ──► the next
+
 What it adds: problem+json for what is no HTTP, 431 and 408 (H1), answers in order even when garbage follows a
 request (H6), an answer for who has closed its sending side, an end to who does not take its answers (H1), and a
 shutdown that lets a connection that looks idle bring the request that is already on its way (H8).
+
+While a request is being served, what comes behind it stays raw bytes, and beyond a bound is not even read: a parsed
+request is a hundred times its bytes (H12). So the parser is fed up to the end of one request and no further. Every
+request ends with an empty line, or as many bytes after it as its head said.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httptools
-from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -20,6 +27,13 @@ from api import limits
 from api.answer import Answer
 from api.observed import NO_ROUTE, count
 from api.request_ids import identified
+
+HEAD_END = b"\r\n\r\n"
+WAITING_BYTES_MAX = 65_536
+"""How much may wait behind a request that is being served, before reading pauses."""
+
+_OVERLAP = len(HEAD_END) - 1
+_BLANK = re.compile(rb"[\r\n]*+")
 
 FAREWELL_S = 0.5
 """How long a connection that looks idle, or whose client does not read, stays open in a shutdown."""
@@ -35,6 +49,14 @@ class NoHost(Exception):
 
 class NotAProxy(Exception):
     """CONNECT is for proxies."""
+
+
+class TooManyChunks(Exception):
+    """A body in more chunks than are taken."""
+
+
+class NotAlone(Exception):
+    """A second request where there can be only one: we and the parser disagree on where the first ends."""
 
 
 def wire(answer: Answer, default_headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -80,8 +102,21 @@ class Patience:
             self.begin(transport)
 
 
+class Flow(FlowControl):
+    """uvicorn's, except that reading stays paused for as long as enough is waiting."""
+
+    enough_waits = False
+
+    def resume_reading(self) -> None:
+        """Read on, if there is room."""
+        if not self.enough_waits:
+            super().resume_reading()
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
+
+    flow: Flow
 
     def __init__(
         self,
@@ -91,13 +126,18 @@ class GuardedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.draining = False
+        self.draining = self._half_closed = False
+        self._waiting = bytearray()  # what the parser has not seen
+        self._last_fed = b""  # up to three bytes of a head or a chunked body, in which its end may begin
+        self._arriving = False  # a request has begun and has not ended
         self._in_head = False
-        self._head_bytes = 0
-        self._unparsed_bytes = 0
+        self._head_bytes = self._header_count = 0
+        self._unparsed_bytes = 0  # that the parser may be keeping to itself
+        self._body_left = 0  # of a body whose length is known
+        self._chunks: int | None = None  # of a body that comes in chunks
+        self._keeps_alive = False
         self._has_no_host = False
         self._refusal: Answer | None = None
-        self._serving: RequestResponseCycle | None = None
         self._arrival: asyncio.TimerHandle | None = None
         self._arrival_s = float(app_state.get("body_timeout_s", 10.0))
         self._patience = Patience(self.loop, self._arrival_s)
@@ -107,6 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; whoever sends nothing does not stay."""
         super().connection_made(transport)
+        self.flow = Flow(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,32 +155,36 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._arrived()
         self._patience.end()
-        self.pipeline.clear()
+        self._waiting.clear()
         self.flow.read_paused = False  # there is nothing left to resume
-        if self._serving is not None:
-            self._serving.disconnected = True
-            self._serving.message_event.set()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client will send no more. If it still waits for an answer it gets it, then the connection ends."""
-        if not self._busy or self.cycle.more_body or self.scheme == "https":
+        if not self._busy or self._arriving or self.scheme == "https":
             return None
-        self.cycle.keep_alive = False
+        self._half_closed = True
+        self._note_whether_last()
         return True
 
     def shutdown(self) -> None:
         """Let what runs finish; close at once only what is idle, and that after a moment."""
         self.drain()
         if self._busy:
-            self.cycle.keep_alive = False
-        else:
-            self.loop.call_later(FAREWELL_S, self._close_if_idle)
+            self._note_whether_last()
 
     def drain(self) -> None:
         """The server is ending: answer once more, and have little patience."""
         self.draining = True
         self._patience.shorten(FAREWELL_S)
+        self.loop.call_later(FAREWELL_S, self._close_if_idle)
+
+    def _note_whether_last(self) -> None:
+        """Say with the next answer that it is the last, if the connection is ending and nothing follows."""
+        if (self.draining or self._half_closed) and len(self._waiting) <= self._body_left:
+            self.cycle.keep_alive = False
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
 
     def pause_writing(self) -> None:
         """The client does not read: that is borne for a while."""
@@ -166,32 +211,77 @@ class GuardedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _close_if_idle(self) -> None:
-        if not self._busy and not self._in_head:
+        if not self._busy and not self._arriving:
             self._close()
 
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and count what the parser keeps to itself."""
-        if self._refusal is not None or self.transport.is_closing():
-            return
-        was_in_head = self._in_head
-        self._unset_keepalive_if_required()
-        self._feed(data)
-        if was_in_head and self._in_head:
-            self._unparsed_bytes += len(data)
-            if self._unparsed_bytes > limits.HEAD_BYTES_MAX:
-                self._refuse(limits.head_too_large())
+        """Serve what came, or keep it while another request is being served."""
+        if self._refusal is None and not self.transport.is_closing():
+            self._waiting += data
+            self._pump()
 
-    def _feed(self, data: bytes) -> None:
+    def _pump(self) -> None:
+        """Feed the parser until a request is whole; the next one waits until this one is answered."""
+        while self._waiting and (self._arriving or not self._busy):
+            if self._arriving or not self._skip_blank_lines():
+                piece = self._next_piece()
+                self._feed(piece)
+                self._last_fed = (self._last_fed + piece[-_OVERLAP:])[-_OVERLAP:] if self._ends_with_line else b""
+        self._hold_reading()
+
+    @property
+    def _ends_with_line(self) -> bool:
+        """Whether an empty line may be the end of what is arriving: of its head, or of a body in chunks."""
+        return self._arriving and not self._body_left
+
+    def _skip_blank_lines(self) -> bool:
+        """Drop empty lines between requests: they are no sign of life, and the connection stays idle (H13)."""
+        blank = _BLANK.match(self._waiting)
+        assert blank is not None
+        del self._waiting[: blank.end()]
+        return not self._waiting
+
+    def _next_piece(self) -> bytes:
+        """Take no more than up to where the request may end."""
+        size = min(self._body_left, len(self._waiting)) if self._body_left else self._up_to_empty_line()
+        piece = bytes(self._waiting[:size])
+        del self._waiting[:size]
+        return piece
+
+    def _up_to_empty_line(self) -> int:
+        across = (self._last_fed + self._waiting[:_OVERLAP]).find(HEAD_END)
+        if across >= 0:
+            return across + len(HEAD_END) - len(self._last_fed)
+        within = self._waiting.find(HEAD_END)
+        return within + len(HEAD_END) if within >= 0 else len(self._waiting)
+
+    def _hold_reading(self) -> None:
+        held, self.flow.enough_waits = self.flow.enough_waits, len(self._waiting) > WAITING_BYTES_MAX
+        if self.flow.enough_waits:
+            self.flow.pause_reading()
+        elif held and not (self._busy and len(self.cycle.body) > HIGH_WATER_LIMIT):
+            self.flow.resume_reading()
+
+    def _feed(self, piece: bytes) -> None:
+        self._unparsed_bytes += len(piece)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # To no other protocol, so it is ignored; but the parser took the rest for it, and has to begin again.
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._feed(self._without_upgrade() + data[upgrade.args[0] :])
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade()
         except httptools.HttpParserError:
+            self.send_400_response("")
+        if self._unparsed_bytes > limits.HEAD_BYTES_MAX and self._refusal is None:
+            self._refuse(limits.head_too_large())
+
+    def _ignore_upgrade(self) -> None:
+        """Read a request again without its wish for another protocol, which the parser ends at. There is none."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        try:
+            self.parser.feed_data(self._without_upgrade())
+        except (httptools.HttpParserUpgrade, httptools.HttpParserError):
             self.send_400_response("")
 
     def _without_upgrade(self) -> bytes:
@@ -207,9 +297,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins to arrive."""
+        if self._busy:
+            raise NotAlone
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self._arrived()
-        self._in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
+        self._arriving = self._in_head = True
+        self._head_bytes = self._header_count = self._body_left = 0
+        self._chunks = None
         self._arrival = self.loop.call_later(self._arrival_s, self._not_arrived)
 
     def on_url(self, url: bytes) -> None:
@@ -218,18 +313,25 @@ class GuardedProtocol(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        super().on_header(name, value)
+        """One header; what comes after the body is none, whatever it says (H14)."""
+        self._header_count += 1
+        if self._in_head:
+            super().on_header(name, value)
         self._count(len(name) + len(value) + 4)
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
         self._unparsed_bytes = 0
-        if self._head_bytes > limits.HEAD_BYTES_MAX or len(self.headers) > limits.HEADERS_MAX:
+        if self._is_head_too_large:
             raise HeadTooLarge
+
+    @property
+    def _is_head_too_large(self) -> bool:
+        return self._head_bytes > limits.HEAD_BYTES_MAX or self._header_count > limits.HEADERS_MAX
 
     def on_headers_complete(self) -> None:
         """The head is whole: the request can be served."""
+        self._unparsed_bytes = 0
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise NotAProxy
@@ -240,20 +342,35 @@ class GuardedProtocol(HttpToolsProtocol):
             self._has_no_host = True
             raise NoHost
         self._in_head = False
+        for name, value in self.headers:
+            if name == b"content-length":
+                self._body_left = int(value)
+            elif name == b"transfer-encoding":
+                self._chunks = 0
         super().on_headers_complete()
-        if self.draining and self._busy:
-            self.cycle.keep_alive = False
+        self._keeps_alive = self.cycle.keep_alive
+        self._note_whether_last()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._unparsed_bytes = 0
+        if self._chunks is None:
+            self._body_left -= len(body)
+        else:
+            self._chunks += 1
+            if self._chunks > limits.CHUNKS_MAX:
+                raise TooManyChunks
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is whole."""
         if self._in_head:  # the parser sees no more of it, because of an upgrade
             return
         self._arrived()
+        self._arriving = False
+        self._unparsed_bytes = 0
+        self._note_whether_last()
         super().on_message_complete()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._serving = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _arrived(self) -> None:
         if self._arrival is not None:
@@ -273,34 +390,45 @@ class GuardedProtocol(HttpToolsProtocol):
         """Refuse what the parser, or a limit of ours within it, refused."""
         if self._has_no_host:
             self._refuse(limits.no_host())
-            return
-        too_large = self._in_head and (
-            self._head_bytes > limits.HEAD_BYTES_MAX or len(self.headers) > limits.HEADERS_MAX
-        )
-        self._refuse(limits.head_too_large() if too_large else limits.not_http())
+        elif self._chunks is not None and self._chunks > limits.CHUNKS_MAX:
+            self._refuse(limits.too_many_chunks())
+        elif self._arriving and self._is_head_too_large:
+            self._refuse(limits.head_too_large())
+        else:
+            self._refuse(limits.not_http())
 
     def _refuse(self, answer: Answer) -> None:
         """Answer what cannot be served, after what came before it, and end."""
         self._arrived()
         self._refusal = answer
-        if self.pipeline:
-            if self.cycle.more_body:
-                self.pipeline.popleft()  # the request whose body broke off
-        elif not self._busy:
+        self._waiting.clear()
+        if not self._busy:
             self._send_refusal()
-        elif self.cycle.more_body:
-            self.cycle.disconnected = True  # its body broke off: this is its answer
+        elif self._arriving:  # its body broke off: this is its answer, unless it has one already
+            self.cycle.disconnected = True
             self.cycle.message_event.set()
-            self._send_refusal()
+            if self.cycle.response_started:
+                self._close()
+            else:
+                self._send_refusal()
 
     def on_response_complete(self) -> None:
         """One is answered: the next, or what could not be served."""
-        was_last = not self.pipeline
         super().on_response_complete()
         if self.transport.is_closing():
+            self._waiting.clear()
             self._patience.begin(self.transport)
-        elif was_last and self._refusal is not None:
+        elif self._refusal is not None:
             self._send_refusal()
+        else:
+            self._pump()
+            self._end_if_due()
+
+    def _end_if_due(self) -> None:
+        """Close what is ending and brings no further request, though more bytes had come."""
+        idle = not self._busy and not self._arriving
+        if (self.draining and idle) or (self._half_closed and (idle or self._arriving)):
+            self._close()
 
     def _send_refusal(self) -> None:
         assert self._refusal is not None

@@ -13,6 +13,8 @@ from api.answer import Answer
 
 HEAD_BYTES_MAX = 65_536
 HEADERS_MAX = 100
+CHUNKS_MAX = 16_384
+"""Of one body. Each costs the same, however small it is."""
 LINGER_BYTES_MAX = 16_777_216
 LINGER_S = 2.0
 
@@ -30,6 +32,11 @@ class BodyRefused(Exception):
 def too_large(body_max_bytes: int) -> Answer:
     """413: a body longer than is taken."""
     return render.problem(413, "too_long", f"the body is longer than {body_max_bytes} bytes")
+
+
+def too_many_chunks() -> Answer:
+    """413: a body in more chunks than are taken."""
+    return render.problem(413, "too_long", f"the body comes in more than {CHUNKS_MAX} chunks; send larger ones")
 
 
 def too_slow() -> Answer:

@@ -147,6 +147,7 @@ def test_the_limits_on_requests_are_those_of_the_code() -> None:
     assert told_limits() == {
         "request line and headers": [limits.HEAD_BYTES_MAX, limits.HEADERS_MAX],
         "body": [settings["body_max_bytes"].default],
+        "chunks of a body": [limits.CHUNKS_MAX],
         "time for a request to arrive": [settings["body_timeout_s"].default],
         "time to take an answer": [],
         "idle connection": [KEEP_ALIVE_S],
