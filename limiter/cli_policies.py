@@ -134,7 +134,7 @@ async def _list() -> None:
         stored = await store.load()
     table = _table("policy", "namespace", "match", "per", "limit", "revision")
     for policy in stored.policies.policies:
-        match = ", ".join(f"{name}={_plain(pattern)}" for name, pattern in policy.match.items())
+        match = ", ".join(f"{name}={_plain(pattern)}" for name, pattern in dump(policy).get("match", {}).items())
         per = ", ".join(policy.per)
         table.add_row(policy.name, policy.namespace, match, per, _limit(policy), str(stored.revisions[policy.name]))
     _print(table)

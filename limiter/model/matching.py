@@ -1,12 +1,15 @@
 """Which policies cover a descriptor (P2).
 
-    exact       service: orders        only this value
-    wildcard    operation: "read*"     `*` stands for any text, also none
-    presence    customer: "*"          any value
-    absence     customer: null         no such dimension
+    exact       service: orders                only this value
+    list        operation: [read, "get*"]      any of these
+    network     ip: {cidr: [10.0.0.0/8]}       an address in any of these, IPv4 or IPv6
+    wildcard    operation: "read*"             `*` stands for any text, also none
+    presence    customer: "*"                  any value
+    absence     customer: null                 no such dimension
 
 All policies that match apply together; in a `group` only the most specific one: the most exact dimensions, then the
-most wildcards, then the most letters in them, then the most dimensions named; between equals the first by name.
+most lists, then the most networks, then the longest prefixes of these (of each list its shortest), then the most
+wildcards, then the most letters in them, then the most dimensions named; between equals the first by name.
 
 The patterns of one dimension that a value fits are its class, and values that no pattern tells apart share one. So
 matching is done once per combination of classes, however many customers there are; and where it has to be done,
@@ -16,7 +19,8 @@ only those policies are looked at whose rarest pattern the descriptor fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from limiter.model.steps import AT_ONCE, Steps, finish
@@ -27,10 +31,79 @@ CLASSES_KEPT_MAX = 4096
 MATCHES_KEPT_MAX = 16_384
 """Combinations of classes whose policies are remembered."""
 
-Class = frozenset[str | None]
+ADDRESS_MAX = 45
+"""Characters of the longest address: `0000:0000:0000:0000:0000:ffff:255.255.255.255`."""
+
+IPV4_BITS, IPV6_BITS = 32, 128
+
+
+class _Parts:
+    """Several texts that are one pattern. Hashed once: a set of patterns must not cost what their texts do."""
+
+    __slots__ = ("_hash", "texts")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = tuple(texts)
+        self._hash = hash((type(self), self.texts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and self.texts == other.texts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.texts)})"
+
+
+class AnyOf(_Parts):
+    """A list of patterns, of which one has to fit."""
+
+    __slots__ = ()
+
+
+class Networks(_Parts):
+    """A list of networks, of which one has to hold the address; ValueError if one of them is none."""
+
+    __slots__ = ("networks", "shortest")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        super().__init__(texts)
+        self.networks = tuple(map(ip_network, self.texts))
+        self.shortest = min(map(_bits, self.networks))
+        """The prefix of the widest of them, counted as of IPv6."""
+
+
+Pattern = str | None | AnyOf | Networks
+"""What one dimension has to be like."""
+
+Network = IPv4Network | IPv6Network
+
+Class = frozenset[Pattern]
 """The patterns of one dimension that a value fits; for a dimension that is absent, null."""
 
 _ABSENT: Class = frozenset({None})
+
+
+def _bits(network: Network) -> int:
+    return network.prefixlen + (IPV6_BITS - IPV4_BITS if network.version == 4 else 0)
+
+
+def addresses(text: str) -> Iterator[tuple[int, int]]:
+    """What an address is called in networks: its version and number. IPv6 that stands for IPv4 is both."""
+    if len(text) > ADDRESS_MAX:
+        return
+    try:
+        if ":" not in text:
+            yield 4, int(IPv4Address(text))
+            return
+        address = IPv6Address(text)
+    except ValueError:
+        return
+    if address.scope_id is None:
+        yield 6, int(address)
+        if address.ipv4_mapped is not None:
+            yield 4, int(address.ipv4_mapped)
 
 
 class Matchable(Protocol):
@@ -41,7 +114,7 @@ class Matchable(Protocol):
         """Unique."""
 
     @property
-    def match(self) -> Mapping[str, str | None]:
+    def match(self) -> Mapping[str, Pattern]:
         """A pattern per dimension."""
 
     @property
@@ -53,13 +126,9 @@ PolicyT = TypeVar("PolicyT", bound=Matchable)
 FoundT = TypeVar("FoundT")
 
 
-def pattern_matches(pattern: str | None, value: str | None) -> bool:
+def pattern_matches(pattern: Pattern, value: str | None) -> bool:
     """Whether one dimension's value fits one pattern."""
-    if pattern is None or value is None:
-        return pattern is None and value is None
-    if "*" not in pattern:
-        return pattern == value
-    return _fits(pattern.split("*"), value)
+    return pattern in _Dimension([pattern]).class_of(value)
 
 
 def _fits(pieces: Sequence[str], value: str) -> bool:
@@ -84,16 +153,28 @@ class Specificity(NamedTuple):
     """How narrowly a policy is drawn; the larger the more specific."""
 
     exact: int
+    lists: int
+    networks: int
+    prefixes: int
     wildcards: int
     letters: int
     named: int
 
 
-def specificity(match: Mapping[str, str | None]) -> Specificity:
+def specificity(match: Mapping[str, Pattern]) -> Specificity:
     """Compare the patterns of policies in a group."""
-    exact = [pattern for pattern in match.values() if pattern is not None and "*" not in pattern]
-    wild = [pattern for pattern in match.values() if pattern is not None and pattern.strip("*") and "*" in pattern]
-    return Specificity(len(exact), len(wild), sum(len(pattern.replace("*", "")) for pattern in wild), len(match))
+    texts = [pattern for pattern in match.values() if isinstance(pattern, str)]
+    networks = [pattern for pattern in match.values() if isinstance(pattern, Networks)]
+    wild = [text for text in texts if text.strip("*") and "*" in text]
+    return Specificity(
+        exact=sum("*" not in text for text in texts),
+        lists=sum(isinstance(pattern, AnyOf) for pattern in match.values()),
+        networks=len(networks),
+        prefixes=sum(pattern.shortest for pattern in networks),
+        wildcards=len(wild),
+        letters=sum(len(text.replace("*", "")) for text in wild),
+        named=len(match),
+    )
 
 
 def most_specific(policies: Iterable[PolicyT]) -> list[PolicyT]:
@@ -126,7 +207,7 @@ class Matcher(Generic[PolicyT, FoundT]):
         return matcher
 
     def _build(self, policies: Sequence[PolicyT]) -> Steps[None]:
-        patterns: dict[str, set[str | None]] = {}
+        patterns: dict[str, set[Pattern]] = {}
         for number, policy in enumerate(policies):
             if number % AT_ONCE == 0:
                 yield
@@ -166,11 +247,11 @@ class _Index(Generic[PolicyT]):
 
     def __init__(self) -> None:
         self._everywhere: list[PolicyT] = []
-        self._at: dict[str, dict[str | None, list[PolicyT]]] = {}
+        self._at: dict[str, dict[Pattern, list[PolicyT]]] = {}
 
     def build(self, policies: Sequence[PolicyT]) -> Steps[None]:
         """Take in policies, in steps."""
-        uses: Counter[tuple[str, str | None]] = Counter()
+        uses: Counter[tuple[str, Pattern]] = Counter()
         for number, policy in enumerate(policies):
             if number % AT_ONCE == 0:
                 yield
@@ -196,17 +277,20 @@ class _Index(Generic[PolicyT]):
 class _Dimension:
     """Sorts the values of one dimension into classes that no pattern of any policy tells apart."""
 
-    def __init__(self, patterns: Iterable[str | None]) -> None:
-        texts = {pattern for pattern in patterns if pattern is not None}
-        self._exact = {pattern for pattern in texts if "*" not in pattern}
-        anything = {pattern for pattern in texts if pattern and not pattern.strip("*")}
-        wild = texts - self._exact - anything
+    def __init__(self, patterns: Collection[Pattern]) -> None:
+        owners = _owners(patterns)
+        self._exact = {text: found for text, found in owners.items() if "*" not in text}
+        anything = {text for text in owners if text and not text.strip("*")}
+        wild = {text: found for text, found in owners.items() if "*" in text and text not in anything}
         # Most wildcards are at the end: those are looked up, however many there are.
-        self._heads = {pattern[:-1]: pattern for pattern in wild if pattern.index("*") == len(pattern) - 1}
+        self._heads = {text[:-1]: found for text, found in wild.items() if text.index("*") == len(text) - 1}
         self._head_sizes = sorted({len(head) for head in self._heads})
-        self._others = [(pattern, pattern.split("*")) for pattern in sorted(wild - set(self._heads.values()))]
-        self._wild = bool(wild)
-        self._any: Class = frozenset(anything)
+        self._others = [
+            (found, text.split("*")) for text, found in sorted(wild.items()) if text[:-1] not in self._heads
+        ]
+        self._networks = _by_prefix(pattern for pattern in patterns if isinstance(pattern, Networks))
+        self._is_searched = bool(wild or self._networks)
+        self._any: Class = frozenset(pattern for text in anything for pattern in owners[text])
         self.known: dict[str | None, Class] = {}
         """Classes that were asked for before."""
 
@@ -217,19 +301,52 @@ class _Dimension:
         found = self.known.get(value)
         if found is not None:
             return found
-        if not self._wild and value not in self._exact:
+        if not self._is_searched and value not in self._exact:
             return self._any  # not worth remembering, and clients have many of these
         if len(self.known) >= CLASSES_KEPT_MAX:
             self.known.clear()
         self.known[value] = found = frozenset(self._fitting(value)) | self._any
         return found
 
-    def _fitting(self, value: str) -> Iterator[str]:
-        if value in self._exact:
-            yield value
+    def _fitting(self, value: str) -> Iterator[Pattern]:
+        yield from self._exact.get(value, ())
         for size in self._head_sizes:
-            if size <= len(value) and (pattern := self._heads.get(value[:size])) is not None:
-                yield pattern
-        for pattern, pieces in self._others:
+            if size <= len(value):
+                yield from self._heads.get(value[:size], ())
+        for patterns, pieces in self._others:
             if _fits(pieces, value):
-                yield pattern
+                yield from patterns
+        if self._networks:
+            for version, number in addresses(value):
+                for shift, networks in self._networks[version]:
+                    yield from networks.get(number >> shift, ())
+
+
+_Owners = dict[str, list[Pattern]]
+_Prefixes = dict[int, list[tuple[int, dict[int, list[Pattern]]]]]
+"""By version: for each length of a prefix how far to shift an address to the right, and whose networks begin so."""
+
+
+def _owners(patterns: Iterable[Pattern]) -> _Owners:
+    """For each text that a value may be compared with, the patterns it stands in: itself, or lists."""
+    owners: _Owners = {}
+    for pattern in patterns:
+        if isinstance(pattern, str):
+            owners.setdefault(pattern, []).append(pattern)
+        elif isinstance(pattern, AnyOf):
+            for text in pattern.texts:
+                owners.setdefault(text, []).append(pattern)
+    return owners
+
+
+def _by_prefix(patterns: Iterable[Networks]) -> _Prefixes:
+    """A look into a table for each length of prefix, however many networks there are."""
+    found: dict[int, dict[int, dict[int, list[Pattern]]]] = {4: {}, 6: {}}
+    for pattern in patterns:
+        for network in pattern.networks:
+            shift = network.max_prefixlen - network.prefixlen
+            number = int(network.network_address) >> shift
+            found[network.version].setdefault(shift, {}).setdefault(number, []).append(pattern)
+    if not found[4] and not found[6]:
+        return {}
+    return {version: sorted(tables.items()) for version, tables in found.items()}

@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network, ip_interface, ip_network
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from limiter.model import quantity
@@ -30,6 +41,8 @@ from limiter.model.fields import amount as _amount
 from limiter.model.fields import is_number as _is_number
 from limiter.model.fields import refuse as _refuse
 from limiter.model.fitness import OF_THE_RATE, Kind, misplaced
+from limiter.model.matching import AnyOf, Networks
+from limiter.model.matching import Pattern as Matching
 from limiter.model.overload import OVERLOAD_PARTS, Overload
 from limiter.model.period import Period, Span
 from limiter.model.period import parse as parse_period
@@ -37,6 +50,9 @@ from limiter.model.period import parse as parse_period
 DIMENSIONS_MAX = 32
 PARTITIONS_MAX = 1024
 PATTERN_MAX = 256
+LISTED_MAX = 1000
+"""Texts or networks in one pattern."""
+
 DESCRIPTION_MAX = 1000
 ZONE_MAX = 64
 SHOWN_MAX = 80
@@ -48,6 +64,23 @@ _DIMENSION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _RATE = re.compile(
     r"(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)(?: ?/ ?(?P<unit>s|m|h|d))?", re.IGNORECASE
 )
+_NETWORK = re.compile(r"[0-9A-Fa-f.:]{2,45}/[0-9]{1,3}")
+_NETWORK_OR_ADDRESS = re.compile(r"[0-9A-Fa-f.:]{2,45}(?:/[0-9]{1,3})?")
+_PATTERN_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "maxLength": PATTERN_MAX},
+        {"type": "null"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": LISTED_MAX},
+        {
+            "type": "object",
+            "properties": {
+                "cidr": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": LISTED_MAX}
+            },
+            "required": ["cidr"],
+            "additionalProperties": False,
+        },
+    ]
+}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -100,13 +133,71 @@ def _dimension(value: object) -> str:
     return value
 
 
-def _pattern(value: object) -> str | None:
-    if value is not None and not _is_text(value, longest=PATTERN_MAX):
+def _pattern(value: object) -> Matching:
+    if value is None or isinstance(value, AnyOf | Networks):
+        return value
+    if isinstance(value, list):
+        return AnyOf(_each(value, _text_pattern))
+    if isinstance(value, Mapping):
+        return _networks(value)
+    return _text_pattern(value)
+
+
+def _text_pattern(value: object, field: str = "") -> str:
+    found = _show(value) if field else ""
+    if not _is_text(value, longest=PATTERN_MAX):
+        allowed = f"text of at most {PATTERN_MAX} characters (a number in quotes), in which '*' stands for anything"
+        others = ", a list of such texts, networks as {cidr: [10.0.0.0/8]}, or null for a dimension that is absent"
+        raise _refuse(allowed if field else allowed + others, field=field, found=found)
+    if _NETWORK.fullmatch(value) and _network_of(value) is not None:
         raise _refuse(
-            f"text of at most {PATTERN_MAX} characters (a number in quotes), in which '*' stands for anything, "
-            "or null for a dimension that is absent"
+            f"a network as {{cidr: [{_show(value)}]}}; as text no address is ever like it", field=field, found=found
         )
     return value
+
+
+def _networks(value: Mapping[object, object]) -> Networks:
+    if list(value) != ["cidr"]:
+        names = ", ".join(_show(name) for name in list(value)[:5]) or "nothing"
+        raise _refuse("cidr, with a list of networks", found=names)
+    listed = value["cidr"]
+    if not isinstance(listed, list):
+        raise _refuse("a list of networks: [10.0.0.0/8, '2001:db8::/32']", field="cidr", found=_show(listed))
+    return Networks(_each(listed, _network, "cidr."))
+
+
+def _network(value: object, field: str) -> str:
+    network = _network_of(value) if isinstance(value, str) else None
+    if network is None:
+        raise _refuse("a network, such as 10.0.0.0/8 or 2001:db8::/32", field=field, found=_show(value))
+    if network.network_address != ip_interface(str(value)).ip:
+        allowed = f"{_show(str(network))}: no bits of the address behind its prefix"
+        raise _refuse(allowed, field=field, found=_show(value))
+    return str(value)
+
+
+def _network_of(text: str) -> IPv4Network | IPv6Network | None:
+    """The network that an address belongs to; None if it is none. One without a prefix is a network of its own."""
+    if not _NETWORK_OR_ADDRESS.fullmatch(text):
+        return None
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _each(listed: list[object], check: Callable[[object, str], str], field: str = "") -> list[str]:
+    """Check each of a list, within bounds."""
+    if not 1 <= len(listed) <= LISTED_MAX:
+        where = field.rstrip(".")
+        raise _refuse(f"a list of 1 to {LISTED_MAX}", field=where, found=f"a list of {len(listed)}")
+    return [check(value, f"{field}{number}") for number, value in enumerate(listed)]
+
+
+def _pattern_as_written(pattern: Matching) -> object:
+    if isinstance(pattern, AnyOf):
+        return list(pattern.texts)
+    return {"cidr": list(pattern.texts)} if isinstance(pattern, Networks) else pattern
 
 
 def _value(value: object) -> str:
@@ -248,7 +339,9 @@ def _unique(values: list[str]) -> list[str]:
 
 Name = Annotated[str, BeforeValidator(_name)]
 Dimension = Annotated[str, BeforeValidator(_dimension)]
-Pattern = Annotated[str | None, BeforeValidator(_pattern)]
+Pattern = Annotated[
+    Matching, PlainValidator(_pattern), PlainSerializer(_pattern_as_written), WithJsonSchema(_PATTERN_SCHEMA)
+]
 Value = Annotated[str, BeforeValidator(_value)]
 Description = Annotated[str, BeforeValidator(_description)]
 Rate = Annotated[float | str, BeforeValidator(_rate)]

@@ -147,7 +147,14 @@ def test_policies_cannot_be_changed_in_place() -> None:
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 dimensions = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
-patterns = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+networks = st.sampled_from(["10.0.0.0/8", "2001:db8::/32", "192.0.2.1", "::1"])
+patterns = (
+    st.none()
+    | texts
+    | st.lists(texts, min_size=1, max_size=3)
+    | st.fixed_dictionaries({"cidr": st.lists(networks, min_size=1, max_size=3)})
+)
 numbers = st.integers(1, 10**9) | st.floats(1e-6, 1e12, allow_nan=False)
 amounts = numbers | st.builds("{}{}".format, st.integers(1, 1000), st.sampled_from(["ms", "s", "%", "m"]))
 rates = numbers | st.builds("{}/{}".format, st.integers(1, 10**6), st.sampled_from("smhd"))
