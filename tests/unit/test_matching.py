@@ -39,7 +39,8 @@ NETWORKS = ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "192.168.0.
             "2001:db8:1::/48", "::ffff:0:0/96", "::1/128"]  # fmt: skip
 ADDRESSES = ["10.1.2.3", "10.1.9.9", "10.2.0.1", "192.168.127.1", "192.168.128.1", "2001:db8::1", "2001:DB8:1::9",
              "::1", "::ffff:10.1.2.3", "::ffff:a01:203", "0.0.0.0", "255.255.255.255", "10.1.2", "10.1.2.3.4",
-             "010.1.2.3", "10.1.2.3/8", " 10.1.2.3", "fe80::1%eth0", "1::2::3", "", "10.1.2.3\x00", "١٠.1.2.3", "a"]  # fmt: skip
+             "010.1.2.3", "10.1.2.3/8", " 10.1.2.3", "fe80::1%eth0", "1::2::3", "", "10.1.2.3\x00", "١٠.1.2.3",
+             "a"]  # fmt: skip
 values = st.text("ab.\n", max_size=6) | st.sampled_from(ADDRESSES)
 lists = st.builds(AnyOf, st.lists(st.text("ab.*\n", max_size=4) | st.sampled_from(ADDRESSES), min_size=1, max_size=4))
 networks = st.builds(Networks, st.lists(st.sampled_from(NETWORKS), min_size=1, max_size=4))
