@@ -176,6 +176,19 @@ def test_no_test_skips_by_other_means() -> None:
                 assert called != "pytest.mark.skipif" or "hasattr(os, 'fork')" in ast.unparse(node), path
 
 
+def test_generated_examples_are_new_ones_in_ci_too() -> None:
+    code = "import tests.conftest; from hypothesis import settings; print(settings.default.derandomize)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"CI": "true"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "False\n"
+
+
 def test_the_versions_that_are_promised_are_those_that_are_tried() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     promised = [name.rpartition(" ")[2] for name in project["classifiers"] if "Python :: 3." in name]
