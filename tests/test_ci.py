@@ -26,7 +26,7 @@ def checkout(tmp_path: Path) -> Path:
     for program in packages():
         pretend(tmp_path, program, "exit 0")
     pretend(tmp_path, "id", "echo 0")
-    pretend(tmp_path, "apt-get", 'echo "apt-get $*" >>"$SEEN"; test ! -x "$HEADGATE_CI_POLICY" || echo quiet >>"$SEEN"')
+    pretend(tmp_path, "apt-get", 'echo "apt-get $*" >>"$SEEN"; test ! -x "$POLICY_RC_D" || echo quiet >>"$SEEN"')
     pretend(tmp_path, "make", f'echo "make $1 CI=$CI"; echo "{CLOSING.replace("3 passed", "$1 3 passed")}"')
     return tmp_path
 
@@ -47,7 +47,7 @@ def run(checkout: Path, script: str) -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": str(checkout / "bin"),
         "SEEN": str(checkout / "seen"),
-        "HEADGATE_CI_POLICY": str(checkout / "policy-rc.d"),
+        "POLICY_RC_D": str(checkout / "policy-rc.d"),
     }
     command = [str(checkout / "tree" / ".ci" / script)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
