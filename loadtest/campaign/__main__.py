@@ -215,7 +215,8 @@ def judge_attack(reports: Sequence[attacker.Report], results: Path, seed: str) -
         reasons.update(report.reasons_503)
     cases = sum(report.cases for report in reports)
     shown = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
-    print(f"campaign: {cases} cases; answers by status {shown}; 503s by reason {dict(reasons)}")
+    slowest_s = max(report.slowest_s for report in reports)
+    print(f"campaign: {cases} cases, the slowest {slowest_s:.1f} s; by status {shown}; 503s by reason {dict(reasons)}")
     if findings:
         results.mkdir(parents=True, exist_ok=True)
         file = results / f"campaign-{seed}.json"

@@ -29,7 +29,7 @@ from loadtest.campaign.wire import request
 CONNECTIONS = 6
 PAUSE_S = 0.02
 GIVE_UP_S = 30.0
-SLOW_S = 20.0
+"""Without a byte: an answer to thousands of requests may take longer on a busy machine."""
 TOKENS_MAX = 400
 IDLE_MAX = 40
 SENT_KEPT_BYTES = 200_000
@@ -155,17 +155,12 @@ class Attacker:
         began_s = time.monotonic()
         got = b""
         try:
-            async with asyncio.timeout(GIVE_UP_S):
-                got = await self._converse(reader, writer, raw, manner, draw)
+            got = await self._converse(reader, writer, raw, manner, draw)
         except TimeoutError:
-            self._found(case, kind, port, f"neither answered nor closed within {GIVE_UP_S:g} s ({manner})", raw, got)
+            self._found(case, kind, port, f"neither a byte nor closed for {GIVE_UP_S:g} s ({manner})", raw, got)
         except OSError:
             pass  # closed while we sent: its right
-        took_s = time.monotonic() - began_s
-        if manner == "whole":
-            self._slowest_s = max(self._slowest_s, took_s)
-            if took_s > SLOW_S:
-                self._found(case, kind, port, f"took {took_s:.1f} s", raw, got)
+        self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
         self._judge(case, kind, port, raw, got)
 
     async def _converse(
@@ -232,7 +227,7 @@ class Attacker:
 
 async def _read_all(reader: asyncio.StreamReader) -> bytes:
     parts = []
-    while part := await reader.read(1 << 18):
+    while part := await asyncio.wait_for(reader.read(1 << 18), GIVE_UP_S):
         parts.append(part)
     return b"".join(parts)
 
