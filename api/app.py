@@ -48,6 +48,7 @@ from limiter.settings import Settings
 from limiter.store.errors import StoreError
 from limiter.store.inspect import CursorError
 from limiter.store.policies import PolicyMissing, RevisionConflict
+from limiter.store.policy_sets import OwnedByOthers
 
 MODULES = (
     data_routes,
@@ -194,6 +195,7 @@ _HANDLERS: dict[type[Exception], Any] = {
             BadRequest,
             CursorError,
             Forbidden,
+            OwnedByOthers,
             PolicyError,
             PolicyMissing,
             RequestError,

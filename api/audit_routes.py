@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api.auth import Principal
-from api.editing import shown_change
+from api.editing import asked_namespace, shown_change
 from api.openapi import AUDIT
 from api.responses import admit, engine_of, json_answer, respond
-from limiter.store.policies import AuditEntry
+from limiter.store.policy_entries import AuditEntry
 
 router = APIRouter(tags=["audit"])
 
@@ -23,23 +23,19 @@ async def audit(
 ) -> Response:
     """A page of the audit log, newest first; the next one with its `cursor`, until that is empty.
 
-    A key that is bound to a namespace sees what concerns it; its pages may be shorter than `limit`.
+    With `namespace`, or a key that is bound to one, only what concerns it; such pages may be shorter than `limit`.
     """
     principal = admit(request, "view")
+    namespace = asked_namespace(request, principal)
     page = await engine_of(request).store.audit_page(cursor=cursor, limit=limit)
     changes = [
-        {"kind": entry.kind, "name": entry.name, **shown_change(entry)}
+        {"kind": entry.kind, "namespace": entry.namespace or None, "name": entry.name, **shown_change(entry)}
         for entry in page.entries
-        if may_see(principal, entry)
+        if may_see(principal, entry) and (namespace is None or entry.concerns(namespace))
     ]
     return respond(json_answer({"changes": changes, "cursor": page.cursor}))
 
 
 def may_see(principal: Principal, entry: AuditEntry) -> bool:
     """Whether a change concerns nobody else's namespace."""
-    if principal.namespace is None:
-        return True
-    if entry.kind == "namespace":
-        return entry.name == principal.namespace
-    documents = [document for document in (entry.before, entry.after) if isinstance(document, dict)]
-    return all(document.get("namespace", "default") == principal.namespace for document in documents)
+    return principal.namespace in (None, entry.namespace)

@@ -6,9 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.auth import check_namespace
 from api.openapi import BUCKETS
-from api.pages import Page
+from api.pages import Page, placed
 from api.responses import admit, engine_of, json_answer, respond
 from limiter.model.bucket import Record, refill
 from limiter.model.limit import Limit, policy_of
@@ -24,14 +23,17 @@ async def list_buckets(request: Request, query: Page) -> Response:
 
     Names are as in the store: policy, then the values of its key, percent-encoded.
     """
-    check_namespace(admit(request, "view"), query.namespace)
+    query = placed(query, admit(request, "view"))
     engine = engine_of(request)
     link = engine.link
     now_us = await inspect.now_us(link)
     page = await inspect.list_buckets(link, query)
     document = {
         "buckets": [
-            _shown(name, record, now_us, engine.decider.planner.find(query.namespace, name))
+            {
+                "namespace": query.namespace,
+                **_shown(name, record, now_us, engine.decider.planner.find(query.namespace, name)),
+            }
             for name, record in page.buckets
         ],
         "cursor": page.cursor,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
-from api.auth import check_namespace
 from api.openapi import CONTROLLER
-from api.pages import Page
+from api.pages import Page, placed
 from api.responses import admit, engine_of, json_answer, respond
 from limiter.model.reasoning import reasoning
 from limiter.model.stewardship import Lease
@@ -23,13 +23,16 @@ async def show_controller(request: Request, query: Page) -> Response:
 
     The next page comes with its `cursor`, until that is empty. What the controller keeps is about a second old.
     """
-    check_namespace(admit(request, "view"), query.namespace)
+    query = placed(query, admit(request, "view"))
     link = engine_of(request).link
     now_us = await inspect.now_us(link)
     page = await inspect.list_steered(link, query)
     document = {
         "owner": _shown(page.owner),
-        "buckets": [reasoning(name, record, memory, now_us) for name, record, memory in page.buckets],
+        "buckets": [
+            {"namespace": query.namespace, **msgspec.to_builtins(reasoning(name, record, memory, now_us))}
+            for name, record, memory in page.buckets
+        ],
         "cursor": page.cursor,
         "unreadable": page.unreadable,
     }

@@ -1,24 +1,92 @@
-"""What routes that edit have in common: `ETag`, `If-Match` and `If-None-Match` against lost edits (P6), and the log."""
+"""What routes that manage have in common: the namespace that is meant, `ETag`, `If-Match` and `If-None-Match` against
+lost edits (P6), and the log."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
 from api.answer import Answer
-from api.decode import BadRequest
+from api.auth import Principal, check_namespace
+from api.decode import BadRequest, Invalid
+from api.explain import FieldProblem
 from api.json_text import shown
-from limiter.store.policies import AuditEntry, Kind, RevisionConflict
+from limiter.model.policy import is_name
+from limiter.store.policies import PolicyStore, RevisionConflict, StoredPolicies
+from limiter.store.policy_entries import DEFAULT, AuditEntry, Place
+
+OVERTAKEN_MAX = 3
+"""How often an edit without a condition is made again because another came between."""
 
 _TAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
 _STRONG_TAG = re.compile(r'(?<!W/)"(\d{1,15})"')
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+T = TypeVar("T")
 
-def expected_revision(request: Request, name: str, now_at: int, *, kind: Kind) -> int | None:
+
+def asked_namespace(request: Request, principal: Principal) -> str | None:
+    """The namespace that the query names, or the one the key is bound to; None if neither is.
+
+    Forbidden if the query names another than the key's own.
+    """
+    asked = request.query_params.getlist("namespace")
+    if len(asked) > 1 or not all(map(is_name, asked)):
+        found = shown(asked[0]) if len(asked) == 1 else f"it {len(asked)} times"
+        raise Invalid([FieldProblem("namespace", found, "one name of letters, digits, '.', '_' or '-'")])
+    if asked:
+        check_namespace(principal, asked[0])
+        return asked[0]
+    return principal.namespace
+
+
+def meant_namespace(request: Request, principal: Principal, document: Any = None) -> str:
+    """The namespace of one policy: the query's or the body's, which must agree, else the key's, else `default`."""
+    asked = asked_namespace(request, principal)
+    written = document.get("namespace") if isinstance(document, dict) else None
+    if not isinstance(written, str):  # none, or none that could be: validation says so
+        return asked or DEFAULT
+    if principal.namespace is not None:
+        check_namespace(principal, written)
+    if asked is not None and asked != written:
+        raise Invalid([FieldProblem("namespace", shown(written), f"{shown(asked)}, as in the query, or none")])
+    return written
+
+
+async def edit(
+    request: Request,
+    store: PolicyStore,
+    place: Place,
+    change: Callable[[StoredPolicies, int | None], Awaitable[T]],
+    *,
+    last_word: bool = True,
+) -> T:
+    """Change what was read, and only that: `change` is given what is stored and the revision to replace.
+
+    Where the caller has set no condition, and another was faster, the change is made again on what is there now; after
+    a few times on whatever is there, if it may have the `last_word`: an edit that builds on what was read may not.
+    """
+    for overtaken in range(OVERTAKEN_MAX + 1):
+        stored = await store.load()
+        now_at = stored.revision_of(place)
+        expected = expected_revision(request, place, now_at)
+        is_last = overtaken == OVERTAKEN_MAX
+        if expected is None and not (is_last and last_word):
+            try:
+                return await change(stored, now_at)
+            except RevisionConflict:
+                if is_last:
+                    raise
+        else:
+            return await change(stored, expected)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def expected_revision(request: Request, place: Place, now_at: int) -> int | None:
     """The revision that the caller means to replace: 0 for none, None for whatever is there."""
     if request.headers.get("if-none-match", "").strip() == "*":
         return 0
@@ -32,13 +100,14 @@ def expected_revision(request: Request, name: str, now_at: int, *, kind: Kind) -
     else:
         raise BadRequest(f'If-Match: found {shown(condition)}; allowed: an ETag, such as "7", or *')
     if now_at not in tags:
-        raise RevisionConflict(name, now_at, kind=kind)
+        raise RevisionConflict(place, now_at)
     return now_at
 
 
-def tagged(answer: Answer, revision: int) -> Answer:
-    """An answer with its revision as the `ETag`."""
-    return answer.with_header("etag", f'"{revision}"')
+def tagged(answer: Answer, revision: int, owner: str = "") -> Answer:
+    """An answer with its revision as the `ETag`, and whose the entry is."""
+    answer = answer.with_header("etag", f'"{revision}"')
+    return answer.with_header("headgate-owner", owner) if owner else answer
 
 
 def shown_change(entry: AuditEntry) -> dict[str, Any]:
@@ -48,6 +117,12 @@ def shown_change(entry: AuditEntry) -> dict[str, Any]:
         "when": (_EPOCH + timedelta(microseconds=entry.when_us)).isoformat(timespec="milliseconds"),
         "who": entry.who,
         "action": entry.action,
+        "owner": entry.owner,
         "before": entry.before,
         "after": entry.after,
     }
+
+
+def shown_place(place: Place) -> dict[str, str]:
+    """What an entry is about, as plain data."""
+    return {"kind": place.kind, "namespace": place.namespace, "name": place.name}

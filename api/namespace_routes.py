@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request, Response
 
 from api.answer import Answer
 from api.auth import check_namespace
-from api.editing import expected_revision, tagged
+from api.editing import asked_namespace, edit, tagged
 from api.openapi import NAMESPACE, NAMESPACE_DELETE, NAMESPACE_PUT, NAMESPACES
 from api.responses import admit, document_of, engine_of, json_answer, respond
 from limiter.model.policy import Namespace, read_namespace
-from limiter.store.policies import PolicyMissing, PolicyStore
+from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
+from limiter.store.policy_entries import API, namespace_place
 
 router = APIRouter(tags=["namespaces"])
 
@@ -21,12 +22,15 @@ router = APIRouter(tags=["namespaces"])
 async def list_namespaces(request: Request) -> Response:
     """Every namespace that was put, and the revision of all policies and namespaces together."""
     principal = admit(request, "view")
+    asked = asked_namespace(request, principal)
     stored = await _store(request).load()
-    seen = [name for name in stored.policies.namespaces if principal.namespace in (None, name)]
+    seen = [name for name in stored.policies.namespaces if asked in (None, name)]
+    kept = {name: stored.kept[namespace_place(name)] for name in seen}
     document = {
         "revision": stored.revision,
         "namespaces": {name: _shown(stored.policies.namespaces[name]) for name in seen},
-        "revisions": {name: stored.namespace_revisions[name] for name in seen},
+        "revisions": {name: one.revision for name, one in kept.items()},
+        "owners": {name: one.owner or API for name, one in kept.items()},
     }
     return respond(tagged(json_answer(document), stored.revision))
 
@@ -38,8 +42,9 @@ async def get_namespace(request: Request, name: str) -> Response:
     stored = await _store(request).load()
     namespace = stored.policies.namespaces.get(name)
     if namespace is None or principal.namespace not in (None, name):
-        raise PolicyMissing(name, kind="namespace")
-    return respond(tagged(json_answer(_shown(namespace)), stored.namespace_revisions[name]))
+        raise PolicyMissing(namespace_place(name))
+    kept = stored.kept[namespace_place(name)]
+    return respond(tagged(json_answer(_shown(namespace)), kept.revision, kept.owner or API))
 
 
 @router.put("/v1/namespaces/{name}", **NAMESPACE_PUT)
@@ -48,11 +53,14 @@ async def put_namespace(request: Request, name: str) -> Response:
     principal = admit(request, "manage")
     namespace = read_namespace(name, await document_of(request))
     check_namespace(principal, name)
-    store = _store(request)
-    now_at = (await store.load()).namespace_revisions.get(name, 0)
-    expected = expected_revision(request, name, now_at, kind="namespace")
-    revision = await store.put_namespace(name, namespace, who=principal.name, expected=expected)
-    return respond(tagged(json_answer(_shown(namespace), 200 if now_at else 201), revision))
+    place, store = namespace_place(name), _store(request)
+
+    async def put(stored: StoredPolicies, expected: int | None) -> tuple[int, int]:
+        status = 200 if place in stored.kept else 201
+        return status, await store.put_namespace(name, namespace, who=principal.name, expected=expected)
+
+    status, revision = await edit(request, store, place, put)
+    return respond(tagged(json_answer(_shown(namespace), status), revision, API))
 
 
 @router.delete("/v1/namespaces/{name}", **NAMESPACE_DELETE)
@@ -61,9 +69,11 @@ async def delete_namespace(request: Request, name: str) -> Response:
     principal = admit(request, "manage")
     check_namespace(principal, name)
     store = _store(request)
-    now_at = (await store.load()).namespace_revisions.get(name, 0)
-    expected = expected_revision(request, name, now_at, kind="namespace")
-    await store.delete_namespace(name, who=principal.name, expected=expected)
+
+    async def delete(_: StoredPolicies, expected: int | None) -> None:
+        await store.delete_namespace(name, who=principal.name, expected=expected)
+
+    await edit(request, store, namespace_place(name), delete)
     return respond(Answer(204, b"", b""))
 
 

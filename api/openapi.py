@@ -181,8 +181,68 @@ SIGNALS: dict[str, Any] = {
     },
     "openapi_extra": _body("SignalRequest", of_all=_REPORT, of_one=_REPORT | {"key": {"customer": "c1"}}),
 }
-POLICIES: dict[str, Any] = {"responses": {200: _answer("All policies", None), **_READ}}
-POLICY: dict[str, Any] = {"responses": {200: _answer("The policy", "Policy", _POLICY), **_READ, **_MISSING}}
+_NAMESPACE_ASKED = {
+    "name": "namespace",
+    "in": "query",
+    "required": False,
+    "description": "Unless given, the namespace that the key is bound to, or `default`.",
+    "schema": {"type": "string", **_NAMES},
+}
+_ONLY_NAMESPACE = _NAMESPACE_ASKED | {"description": "Only this namespace; unless given, the key's own, or all."}
+_ONLY: dict[str, Any] = {"openapi_extra": {"parameters": [_ONLY_NAMESPACE]}}
+_LISTED = {
+    "revision": 9,
+    "namespaces": {},
+    "policies": [{"namespace": "default"} | _POLICY],
+    "revisions": {"default/orders-reads": 9},
+    "owners": {"default/orders-reads": "file"},
+    "damaged": {},
+}
+POLICIES: dict[str, Any] = {"responses": {200: _answer("All policies", None, _LISTED), **_READ}, **_ONLY}
+POLICY: dict[str, Any] = {
+    "responses": {200: _answer("The policy", "Policy", _POLICY), **_READ, **_MISSING},
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
+}
+_SET: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "namespaces": {"type": "object", "additionalProperties": _ref("Namespace")},
+        "policies": {"type": "array", "items": _ref("Policy")},
+        "owner": {"type": "string", **_NAMES, "default": "api"},
+        "prune": {"type": "boolean", "default": False},
+        "take_over": {"type": "boolean", "default": False},
+        "dry_run": {"type": "boolean", "default": False},
+    },
+}
+_SET_BODY = {
+    "parameters": [_ONLY_NAMESPACE],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _SET, "example": {"policies": [_POLICY], "owner": "ci", "prune": True}}
+        },
+    },
+}
+_APPLIED = {
+    "revision": 9,
+    "dry_run": False,
+    "made": [{"kind": "policy", "namespace": "default", "name": "orders-reads"}],
+    "changed": [],
+    "removed": [],
+    "kept": [],
+}
+POLICIES_APPLY: dict[str, Any] = {
+    "responses": {
+        200: _answer("In force; or, of a dry run, what would change", None, _APPLIED),
+        409: _problem("Somebody else owns what would be overwritten; `take_over` replaces it"),
+        **_COMMON,
+    },
+    "openapi_extra": _SET_BODY,
+}
+POLICIES_CHECK: dict[str, Any] = {
+    "responses": {200: _answer("Valid", None, {"ok": True}), **_COMMON},
+    "openapi_extra": _SET_BODY,
+}
 POLICY_PUT: dict[str, Any] = {
     "responses": {
         200: _answer("Replaced", "Policy", _POLICY),
@@ -190,14 +250,30 @@ POLICY_PUT: dict[str, Any] = {
         **_COMMON,
         **_LOST,
     },
-    "openapi_extra": {"parameters": [_IF_MATCH], **_body("Policy", reads=_POLICY)},
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED, _IF_MATCH], **_body("Policy", reads=_POLICY)},
+}
+POLICY_PATCH: dict[str, Any] = {
+    "responses": {200: _answer("Changed", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
+    "openapi_extra": {
+        "parameters": [_NAMESPACE_ASKED, _IF_MATCH],
+        "requestBody": {
+            "required": True,
+            "content": {
+                kind: {"schema": {"type": "object"}, "example": {"rate": 200, "description": None}}
+                for kind in ("application/merge-patch+json", "application/json")
+            },
+        },
+    },
 }
 POLICY_DELETE: dict[str, Any] = {
     "status_code": 204,
     "responses": {204: {"description": "Removed"}, **_READ, **_MISSING, **_LOST},
-    "openapi_extra": {"parameters": [_IF_MATCH]},
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED, _IF_MATCH]},
 }
-POLICY_HISTORY: dict[str, Any] = {"responses": {200: _answer("What was done", None), **_READ, **_MISSING}}
+POLICY_HISTORY: dict[str, Any] = {
+    "responses": {200: _answer("What was done", None), **_READ, **_MISSING},
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
+}
 _ROLLBACK_BODY = {
     "type": "object",
     "properties": {"revision": {"type": "integer", "minimum": 1, "maximum": 2**53}},
@@ -207,7 +283,7 @@ _ROLLBACK_BODY = {
 POLICY_ROLLBACK: dict[str, Any] = {
     "responses": {200: _answer("Put back", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
     "openapi_extra": {
-        "parameters": [_IF_MATCH],
+        "parameters": [_NAMESPACE_ASKED, _IF_MATCH],
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": _ROLLBACK_BODY, "example": {"revision": 7}}},
@@ -215,8 +291,13 @@ POLICY_ROLLBACK: dict[str, Any] = {
     },
 }
 _NAMESPACE = {"partitions": 4, "partition_by": ["customer"]}
-_NAMESPACES = {"revision": 9, "namespaces": {"orders": _NAMESPACE}, "revisions": {"orders": 8}}
-NAMESPACES: dict[str, Any] = {"responses": {200: _answer("All that were put", None, _NAMESPACES), **_READ}}
+_NAMESPACES = {
+    "revision": 9,
+    "namespaces": {"orders": _NAMESPACE},
+    "revisions": {"orders": 8},
+    "owners": {"orders": "api"},
+}
+NAMESPACES: dict[str, Any] = {"responses": {200: _answer("All that were put", None, _NAMESPACES), **_READ}, **_ONLY}
 NAMESPACE: dict[str, Any] = {"responses": {200: _answer("Its spread", "Namespace", _NAMESPACE), **_READ, **_MISSING}}
 NAMESPACE_PUT: dict[str, Any] = {
     "responses": {
@@ -227,10 +308,12 @@ NAMESPACE_PUT: dict[str, Any] = {
     },
     "openapi_extra": {"parameters": [_IF_MATCH], **_body("Namespace", spread=_NAMESPACE)},
 }
-NAMESPACE_DELETE: dict[str, Any] = POLICY_DELETE
+NAMESPACE_DELETE: dict[str, Any] = POLICY_DELETE | {"openapi_extra": {"parameters": [_IF_MATCH]}}
 _CHANGE = {
     "kind": "policy",
+    "namespace": "default",
     "name": "orders-reads",
+    "owner": "api",
     "revision": 9,
     "when": "2026-01-01T12:00:00.000+00:00",
     "who": "ada",
@@ -239,13 +322,15 @@ _CHANGE = {
     "after": _POLICY,
 }
 AUDIT: dict[str, Any] = {
-    "responses": {200: _answer("A page of changes", None, {"changes": [_CHANGE], "cursor": "9.1"}), **_READ}
+    "responses": {200: _answer("A page of changes", None, {"changes": [_CHANGE], "cursor": "9.1"}), **_READ},
+    **_ONLY,
 }
 BUCKETS: dict[str, Any] = {"responses": {200: _answer("A page of buckets", None), **_READ}}
 _STEERED = {
     "owner": {"controller": "host-17-a1b2c3", "fence": 3, "expires_in_ms": 1912},
     "buckets": [
         {
+            "namespace": "default",
             "bucket": "orders-reads:c1",
             "policy": "orders-reads",
             "mechanism": "requests",

@@ -6,14 +6,16 @@ from typing import Annotated
 
 from fastapi import Depends, Query
 
+from api.auth import Principal, check_namespace
 from limiter.model.policy import PARTITIONS_MAX
 from limiter.store.inspect import PageQuery
+from limiter.store.policy_entries import DEFAULT
 
 Text = Annotated[str, Query(max_length=256)]
 
 
 def _page_query(
-    namespace: Text = "default",
+    namespace: Text = "",
     partition: Annotated[int, Query(ge=0, lt=PARTITIONS_MAX)] = 0,
     policy: Annotated[str | None, Query(max_length=64)] = None,
     contains: Text = "",
@@ -24,3 +26,10 @@ def _page_query(
 
 
 Page = Annotated[PageQuery, Depends(_page_query)]
+
+
+def placed(query: PageQuery, principal: Principal) -> PageQuery:
+    """A page of the namespace that was asked for, else of the key's own, else of `default`; Forbidden if not its."""
+    namespace = query.namespace or principal.namespace or DEFAULT
+    check_namespace(principal, namespace)
+    return query._replace(namespace=namespace)

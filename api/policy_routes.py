@@ -1,7 +1,9 @@
-"""Policies over HTTP: read, put, delete, history, rollback; with `ETag` and `If-Match` against lost edits (P6)."""
+"""Policies over HTTP: read, put, patch, delete, history, rollback, each in its namespace, and whole sets at once; with
+`ETag` and `If-Match` against lost edits (P6, P12)."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,71 +12,140 @@ from api.answer import Answer
 from api.audit_routes import may_see
 from api.auth import Principal, check_namespace
 from api.decode import Invalid
-from api.editing import expected_revision, shown_change, tagged
+from api.editing import asked_namespace, edit, meant_namespace, shown_change, shown_place, tagged
 from api.explain import FieldProblem
 from api.json_text import Fields, shown
-from api.openapi import POLICIES, POLICY, POLICY_DELETE, POLICY_HISTORY, POLICY_PUT, POLICY_ROLLBACK
-from api.responses import admit, document_of, engine_of, json_answer, respond
-from limiter.model.policy import Policy, dump, read_policy
-from limiter.store.policies import AuditEntry, PolicyMissing, PolicyStore, StoredPolicies
+from api.openapi import (
+    POLICIES,
+    POLICIES_APPLY,
+    POLICIES_CHECK,
+    POLICY,
+    POLICY_DELETE,
+    POLICY_HISTORY,
+    POLICY_PATCH,
+    POLICY_PUT,
+    POLICY_ROLLBACK,
+)
+from api.responses import admit, checked, document_of, engine_of, json_answer, json_body_of, respond
+from limiter.model.policy import Policy, PolicySet, dump, is_name, read_policy, read_policy_set
+from limiter.model.steps import Steps
+from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
+from limiter.store.policy_entries import API, DEFAULT, ENTRIES_AT_ONCE, policy_place
+from limiter.store.policy_sets import AppliedSet
+from limiter.store.slices import in_slices
 
 router = APIRouter(tags=["policies"])
 
 REVISION_MAX = 2**53
+MERGE_PATCH = b"application/merge-patch+json"
+SET_BYTES_MAX = 1_048_576
+"""Of a whole set, which is checked in a thread."""
 
 
 @router.get("/v1/policies", **POLICIES)
 async def list_policies(request: Request) -> Response:
-    """Everything that is stored, and the revision of the whole."""
+    """Everything that is stored, or all of one namespace, and the revision of the whole.
+
+    `revisions` and `owners` have a key `<namespace>/<name>` for each policy.
+    """
     principal = admit(request, "view")
+    namespace = asked_namespace(request, principal)
     stored = await _store(request).load()
-    policies = [policy for policy in stored.policies.policies if _may_see(principal, policy)]
-    document = {
-        "revision": stored.revision,
-        "namespaces": {
-            name: namespace.model_dump(mode="json")
-            for name, namespace in stored.policies.namespaces.items()
-            if principal.namespace in (None, name)
-        },
-        "policies": [dump(policy) for policy in policies],
-        "revisions": {policy.name: stored.revisions[policy.name] for policy in policies},
-        "damaged": dict(stored.damaged) if principal.namespace is None else {},
-    }
+    document = await in_slices(_listed(stored, namespace))
     return respond(tagged(json_answer(document), stored.revision))
+
+
+@router.post("/v1/policies/apply", **POLICIES_APPLY)
+async def apply_policies(request: Request) -> Response:
+    """Put a whole set in force in one step, all of it or nothing, and own it.
+
+    With `prune`, what the same owner has applied before and the set no longer contains is removed. What another owns
+    and the set has otherwise is a 409, unless `take_over`. A `dry_run` changes nothing: the answer is the difference.
+    """
+    principal = admit(request, "manage")
+    namespace = asked_namespace(request, principal)
+    options, policies = await _set(request, principal, namespace)
+    applied = await _store(request).apply(
+        policies,
+        who=principal.name,
+        owner=options["owner"],
+        prune=options["prune"],
+        foreign="take_over" if options["take_over"] else "refuse",
+        within=namespace,
+        dry_run=options["dry_run"],
+    )
+    return respond(tagged(json_answer(_shown(applied, dry_run=options["dry_run"])), applied.revision))
+
+
+@router.post("/v1/policies/check", **POLICIES_CHECK)
+async def check_policies(request: Request) -> Response:
+    """Say whether a set is valid, field by field if it is not; nothing is changed, and the store is not asked."""
+    principal = admit(request, "view")
+    await _set(request, principal, asked_namespace(request, principal))
+    return respond(json_answer({"ok": True}))
 
 
 @router.get("/v1/policies/{name}", **POLICY)
 async def get_policy(request: Request, name: str) -> Response:
-    """One policy as it was put; its revision is the `ETag`."""
+    """One policy as it was put; its revision is the `ETag`, its owner is in `Headgate-Owner`."""
     principal = admit(request, "view")
-    policy, revision = _find(await _store(request).load(), principal, name)
-    return respond(tagged(json_answer(dump(policy)), revision))
+    namespace = meant_namespace(request, principal)
+    kept = (await _store(request).load()).kept.get(policy_place(namespace, name))
+    if kept is None or not isinstance(kept.part, Policy):
+        raise PolicyMissing(policy_place(namespace, name))
+    return respond(tagged(json_answer(dump(kept.part)), kept.revision, kept.owner or API))
 
 
 @router.put("/v1/policies/{name}", **POLICY_PUT)
 async def put_policy(request: Request, name: str) -> Response:
     """Put one policy: in force in every node within a second, and on live buckets at their next request."""
     principal = admit(request, "manage")
-    policy = _named(name, await document_of(request))
-    check_namespace(principal, policy.namespace)
-    store = _store(request)
-    stored = await store.load()
-    before = stored.get(name)
-    if before is not None:
-        check_namespace(principal, before.namespace)
-    revision = await store.put(policy, who=principal.name, expected=_expected(request, stored, name))
-    return respond(tagged(json_answer(dump(policy), 200 if before else 201), revision))
+    document = await document_of(request)
+    namespace = meant_namespace(request, principal, document)
+    policy = _named(namespace, name, document)
+    place, store = policy_place(namespace, name), _store(request)
+
+    async def put(stored: StoredPolicies, expected: int | None) -> tuple[int, int]:
+        status = 200 if stored.policy(namespace, name) else 201
+        return status, await store.put(policy, who=principal.name, expected=expected)
+
+    status, revision = await edit(request, store, place, put)
+    return respond(tagged(json_answer(dump(policy), status), revision, API))
+
+
+@router.patch("/v1/policies/{name}", **POLICY_PATCH)
+async def patch_policy(request: Request, name: str) -> Response:
+    """Change some fields of a policy: a JSON merge patch (RFC 7396), in which `null` takes a field away.
+
+    So what a patch cannot say is `match: {dimension: null}`; put the whole policy for that.
+    """
+    principal = admit(request, "manage")
+    patch = await document_of(request, also=MERGE_PATCH)
+    namespace = meant_namespace(request, principal, patch)
+    place, store = policy_place(namespace, name), _store(request)
+
+    async def change(stored: StoredPolicies, expected: int | None) -> tuple[Policy, int]:
+        before = stored.policy(namespace, name)
+        if before is None:
+            raise PolicyMissing(place)
+        policy = _named(namespace, name, merged(dump(before), patch))
+        return policy, await store.put(policy, who=principal.name, action="patch", expected=expected)
+
+    policy, revision = await edit(request, store, place, change, last_word=False)
+    return respond(tagged(json_answer(dump(policy)), revision, API))
 
 
 @router.delete("/v1/policies/{name}", **POLICY_DELETE)
 async def delete_policy(request: Request, name: str) -> Response:
     """Remove one policy. Reservations made under it can still be settled."""
     principal = admit(request, "manage")
+    namespace = meant_namespace(request, principal)
     store = _store(request)
-    stored = await store.load()
-    if principal.namespace is not None:
-        _find(stored, principal, name)
-    await store.delete(name, who=principal.name, expected=_expected(request, stored, name))
+
+    async def delete(_: StoredPolicies, expected: int | None) -> None:
+        await store.delete(namespace, name, who=principal.name, expected=expected)
+
+    await edit(request, store, policy_place(namespace, name), delete)
     return respond(Answer(204, b"", b""))
 
 
@@ -82,51 +153,78 @@ async def delete_policy(request: Request, name: str) -> Response:
 async def policy_history(request: Request, name: str) -> Response:
     """What was done to one policy, newest first: who, when, before, after."""
     principal = admit(request, "view")
-    history = await _history(request, principal, name)
-    return respond(json_answer({"policy": name, "history": [shown_change(entry) for entry in history]}))
+    namespace = meant_namespace(request, principal)
+    entries = await _store(request).history(namespace, name)
+    history = [shown_change(entry) for entry in entries if may_see(principal, entry)]
+    if not history:
+        raise PolicyMissing(policy_place(namespace, name))
+    return respond(json_answer({"policy": name, "namespace": namespace, "history": history}))
 
 
 @router.post("/v1/policies/{name}/rollback", **POLICY_ROLLBACK)
 async def rollback_policy(request: Request, name: str) -> Response:
-    """Put a policy back to what it was at a revision."""
+    """Put a policy back to what it was at a revision. It is the API's then: no file undoes that by itself."""
     principal = admit(request, "manage")
     revision = _revision_of(await document_of(request))
-    await _history(request, principal, name)
+    namespace = meant_namespace(request, principal)
     store = _store(request)
-    expected = _expected(request, await store.load(), name)
-    now_at = await store.rollback(name, revision, who=principal.name, expected=expected)
-    stored = await store.load()
-    policy = stored.get(name)
-    return respond(tagged(json_answer(dump(policy) if policy else None), now_at))
+
+    async def roll_back(_: StoredPolicies, expected: int | None) -> tuple[Policy, int]:
+        return await store.rollback(namespace, name, revision, who=principal.name, expected=expected)
+
+    policy, now_at = await edit(request, store, policy_place(namespace, name), roll_back)
+    return respond(tagged(json_answer(dump(policy)), now_at, API))
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """A JSON merge patch applied (RFC 7396): objects field by field, `null` removes, all else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
 
 
 def _store(request: Request) -> PolicyStore:
     return engine_of(request).store
 
 
-def _may_see(principal: Principal, policy: Policy) -> bool:
-    return principal.namespace in (None, policy.namespace)
+def _listed(stored: StoredPolicies, namespace: str | None) -> Steps[dict[str, Any]]:
+    policies, revisions, owners = [], {}, {}
+    for number, (place, kept) in enumerate(stored.kept.items()):
+        if number % ENTRIES_AT_ONCE == 0:
+            yield
+        if isinstance(kept.part, Policy) and namespace in (None, place.namespace):
+            policies.append({"namespace": place.namespace, **dump(kept.part)})
+            key = f"{place.namespace}/{place.name}"
+            revisions[key], owners[key] = kept.revision, kept.owner or API
+    return {
+        "revision": stored.revision,
+        "namespaces": {
+            name: spread.model_dump(mode="json")
+            for name, spread in stored.policies.namespaces.items()
+            if namespace in (None, name)
+        },
+        "policies": policies,
+        "revisions": revisions,
+        "owners": owners,
+        "damaged": {
+            str(place): kept.part for place, kept in stored.damaged.items() if namespace in (None, place.namespace)
+        },
+    }
 
 
-def _find(stored: StoredPolicies, principal: Principal, name: str) -> tuple[Policy, int]:
-    policy = stored.get(name)
-    if policy is None or not _may_see(principal, policy):
-        raise PolicyMissing(name)
-    return policy, stored.revisions[name]
-
-
-async def _history(request: Request, principal: Principal, name: str) -> list[AuditEntry]:
-    """What was done to a policy that this principal may know of."""
-    history = await _store(request).history(name)
-    if not all(may_see(principal, entry) for entry in history):
-        raise PolicyMissing(name)
-    return history
-
-
-def _named(name: str, document: Any) -> Policy:
-    """The policy that a body describes, under the name of its path."""
-    if isinstance(document, Fields) and document.setdefault("name", name) != name:
-        raise Invalid([FieldProblem("name", shown(document["name"]), f"{shown(name)}, as in the path, or none")])
+def _named(namespace: str, name: str, document: Any) -> Policy:
+    """The policy that a body describes, under the name of its path and in the namespace that is meant."""
+    if isinstance(document, dict):
+        if document.setdefault("name", name) != name:
+            raise Invalid([FieldProblem("name", shown(document["name"]), f"{shown(name)}, as in the path, or none")])
+        if namespace != DEFAULT:
+            document.setdefault("namespace", namespace)
     return read_policy(document)
 
 
@@ -137,5 +235,57 @@ def _revision_of(document: Any) -> int:
     return revision
 
 
-def _expected(request: Request, stored: StoredPolicies, name: str) -> int | None:
-    return expected_revision(request, name, stored.revisions.get(name, 0), kind="policy")
+def _options(document: Any) -> dict[str, Any]:
+    """Take how to apply a set out of a body; what is left is the set."""
+    found: dict[str, Any] = {"owner": API, "prune": False, "take_over": False, "dry_run": False}
+    if not isinstance(document, Fields):
+        return found
+    for name, default in found.items():
+        value = found[name] = document.pop(name, default)
+        if name == "owner":
+            if not isinstance(value, str) or not is_name(value):
+                allowed = "a name of 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+                raise Invalid([FieldProblem(name, shown(value), allowed)])
+        elif not isinstance(value, bool):
+            raise Invalid([FieldProblem(name, shown(value), "true or false")])
+    return found
+
+
+async def _set(request: Request, principal: Principal, namespace: str | None) -> tuple[dict[str, Any], PolicySet]:
+    """How to apply the set of a body, and the set, which stays within a namespace if one is asked for."""
+    body = await json_body_of(request)
+    # Thousands of policies take a while to check: in a thread, requests have their turn every few milliseconds.
+    options, policies = await asyncio.to_thread(_read_set, body, namespace)
+    if namespace is not None:
+        named = {policy.namespace for policy in policies.policies} | policies.namespaces.keys()
+        for other in sorted(named - {namespace}):
+            check_namespace(principal, other)
+            raise Invalid([FieldProblem("namespace", shown(other), f"{shown(namespace)}, as in the query, or none")])
+    return options, policies
+
+
+def _read_set(body: bytes, namespace: str | None) -> tuple[dict[str, Any], PolicySet]:
+    """A set, in which policies that name no namespace belong to this one."""
+    document = checked(body, bytes_max=SET_BYTES_MAX)
+    options = _options(document)
+    if namespace not in (None, DEFAULT) and isinstance(document, Fields):
+        defaults = document.get("defaults")
+        if not (isinstance(defaults, dict) and "namespace" in defaults):
+            for policy in document["policies"] if isinstance(document.get("policies"), list) else ():
+                if isinstance(policy, Fields):
+                    policy.setdefault("namespace", namespace)
+    return options, read_policy_set(document)
+
+
+def _shown(applied: AppliedSet, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "revision": applied.revision,
+        "dry_run": dry_run,
+        "made": [shown_place(place) for place in applied.made],
+        "changed": [shown_place(place) for place in applied.changed],
+        "removed": [shown_place(place) for place in applied.removed],
+        "kept": [
+            {**shown_place(foreign.place), "owner": foreign.owner, "revision": foreign.revision}
+            for foreign in applied.foreign
+        ],
+    }

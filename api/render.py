@@ -30,6 +30,7 @@ from limiter.model.policy import PolicyError
 from limiter.store.errors import StoreError
 from limiter.store.inspect import CursorError
 from limiter.store.policies import PolicyMissing, RevisionConflict
+from limiter.store.policy_sets import OwnedByOthers
 
 TYPES = "https://iana.org/assignments/http-problem-types"
 QUOTA_EXCEEDED = f"{TYPES}#quota-exceeded"
@@ -171,7 +172,7 @@ def failure(error: Exception) -> Answer:
     if isinstance(error, StoreError):
         return _not_decided(NotDecided("store_unavailable", str(error)))
     if isinstance(error, PolicyMissing):
-        return problem(404, f"no_such_{error.kind}", str(error))
+        return problem(404, f"no_such_{error.place.kind}", str(error))
     if isinstance(error, SettledOtherwise):
         title = HTTPStatus.CONFLICT.phrase
         return _problem(Problem(BLANK, title, 409, str(error), "settled_otherwise", first=_settled(error.first)))
@@ -185,6 +186,7 @@ def failure(error: Exception) -> Answer:
 
 _KINDS: dict[type[Exception], tuple[int, str]] = {
     RevisionConflict: (412, "revision"),
+    OwnedByOthers: (409, "owned_by_others"),
     CursorError: (422, "invalid"),
     UnknownReservation: (404, "unknown_reservation"),
     Uncovered: (403, "uncovered"),

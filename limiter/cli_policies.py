@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from limiter.model.bucket import Record, refill
-from limiter.model.policy import Count, Namespace, Policy, PolicyError, PolicySet, dump
+from limiter.model.policy import Count, Namespace, Policy, PolicyError, PolicySet, dump, is_name
 from limiter.model.policy_log import AUDIT_MAX
 from limiter.model.reasoning import Overload, Reasoning, reasoning
 from limiter.model.stewardship import Lease
@@ -32,7 +32,9 @@ from limiter.store.embedded import SOCKET_PATH_MAX_BYTES
 from limiter.store.errors import StoreError, StoreUnavailable
 from limiter.store.inspect import PageQuery, list_buckets, list_steered
 from limiter.store.inspect import now_us as store_now_us
-from limiter.store.policies import AuditEntry, PolicyMissing, PolicyStore, RevisionConflict
+from limiter.store.policies import PolicyMissing, PolicyStore, RevisionConflict
+from limiter.store.policy_entries import API, DEFAULT, AuditEntry, Kept, Place
+from limiter.store.policy_sets import OnForeign, OwnedByOthers, parts_of
 from limiter.store.urls import UrlError
 
 EXIT_TROUBLE = 1
@@ -43,6 +45,11 @@ app = typer.Typer(help="Check, apply and look at policies.", no_args_is_help=Tru
 
 PolicyFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy file, in YAML or JSON.", show_default=False)]
 PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="A policy.", show_default=False)]
+OfNamespace = Annotated[str, typer.Option("--namespace", help="The policy's namespace.")]
+Owner = Annotated[
+    str | None,
+    typer.Option(help="Who owns what the file applies. Unless given, HEADGATE_POLICIES_OWNER.", show_default=False),
+]
 
 
 def register(root: typer.Typer) -> None:
@@ -62,25 +69,34 @@ def check(file: PolicyFile) -> None:
 @app.command()
 def apply(
     file: PolicyFile,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove what the file does not name.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove what its owner has applied and the file no longer contains.")
+    ] = False,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Replace what others own, and own it.")] = False,
+    owner: Owner = None,
 ) -> None:
-    """Put a file's policies in force, all of them in one step."""
+    """Put a file's policies in force, all of them in one step, and own them.
+
+    Where the file differs from what another owns, nothing is applied.
+    """
     with _clear_errors():
-        asyncio.run(_apply(load_policy_file(file), prune=prune))
+        asyncio.run(_apply(load_policy_file(file), owner=_owner_of(owner), prune=prune, take_over=take_over))
 
 
 @app.command(name="list")
-def list_() -> None:
-    """Show the policies in force, and the namespaces."""
+def list_(
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace.", show_default=False)] = None,
+) -> None:
+    """Show the policies in force, and the namespaces, and whose they are."""
     with _clear_errors():
-        asyncio.run(_list())
+        asyncio.run(_list(namespace))
 
 
 @app.command()
-def diff(file: PolicyFile) -> None:
+def diff(file: PolicyFile, owner: Owner = None) -> None:
     """Show how a file differs from what is in force; exits with 1 if it does."""
     with _clear_errors():
-        if asyncio.run(_diff(load_policy_file(file))):
+        if asyncio.run(_diff(load_policy_file(file), _owner_of(owner))):
             raise typer.Exit(EXIT_TROUBLE)
 
 
@@ -89,21 +105,23 @@ def history(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A policy; none: all there is.", show_default=False)
     ] = None,
+    namespace: OfNamespace = DEFAULT,
     limit: Annotated[int, typer.Option(min=1, max=AUDIT_MAX, help="How many changes at most.")] = 50,
 ) -> None:
     """Show what was done to a policy, or to all policies and namespaces, when and by whom, newest first."""
     with _clear_errors():
-        asyncio.run(_audit(limit) if name is None else _history(name, limit))
+        asyncio.run(_audit(limit) if name is None else _history(namespace, name, limit))
 
 
 @app.command()
 def rollback(
     name: PolicyName,
     revision: Annotated[int, typer.Argument(min=1, help="One from its history.", show_default=False)],
+    namespace: OfNamespace = DEFAULT,
 ) -> None:
-    """Put a policy back to what it was at a revision."""
+    """Put a policy back to what it was at a revision; no file undoes that without --take-over."""
     with _clear_errors():
-        asyncio.run(_rollback(name, revision))
+        asyncio.run(_rollback(namespace, name, revision))
 
 
 def inspect(
@@ -118,33 +136,44 @@ def inspect(
         asyncio.run((_explain if why else _inspect)(namespace, policy, contains, limit))
 
 
-async def _apply(policies: PolicySet, *, prune: bool) -> None:
+async def _apply(policies: PolicySet, *, owner: str, prune: bool, take_over: bool) -> None:
     async with _store() as store:
-        applied = await store.apply(policies, who=_who(), prune=prune)
-    changes = [("+", applied.made), ("~", applied.changed), ("-", applied.removed)]
-    for sign, names in changes:
-        for name in names:
-            typer.echo(f"{sign} {name}")
-    done = "in force" if any(names for _, names in changes) else "nothing to change"
+        foreign: OnForeign = "take_over" if take_over else "refuse"
+        applied = await store.apply(policies, who=_who(), owner=owner, prune=prune, foreign=foreign)
+    for sign, places in (("+", applied.made), ("~", applied.changed), ("-", applied.removed)):
+        for place in places:
+            typer.echo(f"{sign} {_escaped(place.title)}")
+    done = "nothing to change" if applied.is_nothing else "in force"
     typer.echo(f"{_count(policies)}, {done} (revision {applied.revision})")
 
 
-async def _list() -> None:
+def _owner_of(given: str | None) -> str:
+    owner = Settings.load().policies_owner if given is None else given
+    if not is_name(owner):
+        raise typer.BadParameter("1 to 64 letters, digits, '.', '_' or '-'", param_hint="--owner")
+    return owner
+
+
+async def _list(namespace: str | None) -> None:
     async with _store() as store:
         stored = await store.load()
-    table = _table("policy", "namespace", "match", "per", "limit", "revision")
-    for policy in stored.policies.policies:
-        match = ", ".join(f"{name}={_plain(pattern)}" for name, pattern in dump(policy).get("match", {}).items())
-        per = ", ".join(policy.per)
-        table.add_row(policy.name, policy.namespace, match, per, _limit(policy), str(stored.revisions[policy.name]))
+    table = _table("policy", "namespace", "match", "per", "limit", "owner", "revision")
+    spreads = _table("namespace", "partitions", "by", "owner", "revision")
+    for place, kept in stored.kept.items():
+        whose = (kept.owner or API, str(kept.revision))
+        if namespace not in (None, place.namespace):
+            continue
+        if isinstance(kept.part, Policy):
+            policy = kept.part
+            match = ", ".join(f"{name}={_plain(pattern)}" for name, pattern in dump(policy).get("match", {}).items())
+            table.add_row(policy.name, policy.namespace, match, ", ".join(policy.per), _limit(policy), *whose)
+        elif isinstance(kept.part, Namespace):
+            spreads.add_row(place.name, str(kept.part.partitions), ", ".join(kept.part.partition_by), *whose)
     _print(table)
-    spreads = _table("namespace", "partitions", "by", "revision")
-    for name, namespace in stored.policies.namespaces.items():
-        by = ", ".join(namespace.partition_by)
-        spreads.add_row(name, str(namespace.partitions), by, str(stored.namespace_revisions[name]))
     _print(spreads)
-    for name, problem in stored.damaged.items():
-        _complain(f"the store's {name} is damaged and not in force: {problem}")
+    for place, kept in stored.damaged.items():
+        if namespace in (None, place.namespace):
+            _complain(f"the store's {_escaped(str(place))} is damaged and not in force: {kept.part}")
 
 
 def _limit(policy: Policy) -> str:
@@ -161,31 +190,31 @@ def _limit(policy: Policy) -> str:
     return f"{', '.join(told)}{shadow}"
 
 
-async def _diff(policies: PolicySet) -> bool:
+async def _diff(policies: PolicySet, owner: str) -> bool:
     async with _store() as store:
-        stored = (await store.load()).policies
-    here, there = _entries(policies), _entries(stored)
-    for name in sorted(here.keys() | there.keys()):
-        for line in _difference(name, there.get(name), here.get(name)):
-            typer.echo(line)
-    return here != there
+        kept = (await store.load()).kept
+    here = parts_of(policies)
+    own = {place for place, one in kept.items() if (one.owner or API) == owner}
+    lines = [
+        line
+        for place in sorted(here.keys() | own, key=lambda place: place.title)
+        for line in _difference(place, kept.get(place), here.get(place), owner)
+    ]
+    for line in lines:
+        typer.echo(line)
+    return bool(lines)
 
 
-def _entries(policies: PolicySet) -> dict[str, dict[str, Any]]:
-    """Everything in a set, by name, as plain data."""
-    parts: dict[str, Policy | Namespace] = {policy.name: policy for policy in policies.policies}
-    parts |= {f"namespace {name}": namespace for name, namespace in policies.namespaces.items()}
-    return {name: dump(part) for name, part in parts.items()}
-
-
-def _difference(name: str, there: dict[str, Any] | None, here: dict[str, Any] | None) -> Iterator[str]:
-    if there is None:
-        yield f"+ {name}"
+def _difference(place: Place, there: Kept | None, here: Policy | Namespace | None, owner: str) -> Iterator[str]:
+    if there is None or isinstance(there.part, str):
+        yield f"+ {place.title}"
     elif here is None:
-        yield f"- {name} (only in the store; apply --prune would remove it)"
-    elif there != here:
-        yield f"~ {name}"
-        yield from (f"    {line}" for line in _changes(there, here))
+        yield f"- {place.title} (not in the file any more; apply --prune would remove it)"
+    elif (before := dump(there.part)) != (after := dump(here)):
+        is_foreign = there.owner != owner and not (not there.owner and owner == API)
+        whose = f" ({there.owner or API} owns it; only apply --take-over would replace it)" if is_foreign else ""
+        yield f"~ {place.title}{whose}"
+        yield from (f"    {line}" for line in _changes(before, after))
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
@@ -199,24 +228,28 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
             yield f"{field}: {_plain(before[field])} -> {_plain(after[field])}"
 
 
-async def _history(name: str, limit: int) -> None:
+async def _history(namespace: str, name: str, limit: int) -> None:
     async with _store() as store:
-        entries = await store.history(name)
-    table = _table("revision", "when", "who", "action", "change")
+        entries = await store.history(namespace, name)
+    table = _table("revision", "when", "who", "owner", "action", "change")
     for entry in entries[:limit]:
-        table.add_row(str(entry.revision), _when(entry.when_us), _escaped(entry.who), entry.action, _told(entry))
+        table.add_row(*_cells_of(entry), _told(entry))
     _print(table)
 
 
 async def _audit(limit: int) -> None:
     async with _store() as store:
         entries = await store.audit(limit)
-    table = _table("revision", "when", "who", "action", "entry", "change")
+    table = _table("revision", "when", "who", "owner", "action", "entry", "change")
     for entry in entries:
-        title = entry.name if entry.kind == "policy" else f"{entry.kind} {entry.name}"
-        row = (str(entry.revision), _when(entry.when_us), _escaped(entry.who), entry.action, _escaped(title))
-        table.add_row(*row, _told(entry))
+        title = Place(entry.kind, entry.namespace, entry.name).title
+        table.add_row(*_cells_of(entry), _escaped(title), _told(entry))
     _print(table)
+
+
+def _cells_of(entry: AuditEntry) -> tuple[str, ...]:
+    who, owner = _escaped(entry.who), _escaped(entry.owner or "")
+    return str(entry.revision), _when(entry.when_us), who, owner, entry.action
 
 
 def _told(entry: AuditEntry) -> str:
@@ -227,10 +260,10 @@ def _told(entry: AuditEntry) -> str:
     return "; ".join(_changes(entry.before, entry.after))
 
 
-async def _rollback(name: str, revision: int) -> None:
+async def _rollback(namespace: str, name: str, revision: int) -> None:
     async with _store() as store:
-        now = await store.rollback(name, revision, who=_who())
-    typer.echo(f"policy {name!r} is as it was at revision {revision} (revision {now})")
+        _, now = await store.rollback(namespace, name, revision, who=_who())
+    typer.echo(f"Rolled back {namespace}/{name} to revision {revision}; its new revision is {now}")
 
 
 async def _inspect(namespace: str, policy: str | None, contains: str, limit: int) -> None:
@@ -380,6 +413,10 @@ def _clear_errors() -> Iterator[None]:
         raise _failure(str(error), EXIT_USAGE) from None
     except UrlError as error:
         raise _failure(f"HEADGATE_REDIS_URL: {error}", EXIT_USAGE) from None
+    except OwnedByOthers as error:
+        lines = [f"{foreign}" for foreign in error.foreign]
+        advice = "nothing was applied; --take-over replaces what others own"
+        raise _failure("\n".join([*lines, advice]), EXIT_TROUBLE) from None
     except (PolicyError, PolicyMissing, RevisionConflict, StoreError) as error:
         raise _failure(str(error), EXIT_TROUBLE) from None
     except ResponseError as error:

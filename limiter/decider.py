@@ -46,13 +46,13 @@ from limiter.model.tally import DecisionTally, SettleTally
 from limiter.model.uncovered import TEXT_KEPT_MAX, UncoveredTally
 from limiter.planner import Planner, want
 from limiter.settler import NO_LATENCY, Settler
-from limiter.slices import in_slices
 from limiter.standing import Standing
 from limiter.store.batcher import Waiting
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.errors import StoreShunned, StoreUnavailable
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
+from limiter.store.slices import in_slices
 from limiter.store.told import Done, Told
 
 _DEBITED = Verdict.DEBITED

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from os import urandom
 
@@ -28,8 +28,11 @@ from limiter.store.connect import Link, ServerFacts, open_link, probe
 from limiter.store.errors import StoreError
 from limiter.store.nodes import NodeRegistry
 from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
+from limiter.store.policy_entries import policy_place
+from limiter.store.policy_sets import Foreign, foreign_steps
 from limiter.store.secret import shared_secret
 from limiter.store.signals import Signals
+from limiter.store.slices import in_slices
 from limiter.store.told import Done
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ WATCH_S = 1.0
 START_WAIT_S = 2.0
 STORE_TIMEOUT_S = 2.0
 FILE_AUTHOR = "policy file"
+FOREIGN_SHOWN_MAX = 5
 
 
 class Engine:
@@ -49,6 +53,10 @@ class Engine:
         self.store = PolicyStore(link)
         self._secret = settings.secret.get_secret_value().encode() if settings.secret else None
         self._file = load_policy_file(settings.policies) if settings.policies else PolicySet()
+        self._file_owner, self._file_takes_over = settings.policies_owner, settings.policies_take_over
+        self._file_prunes = settings.policies is not None and settings.policies_prune
+        self._foreign: list[Foreign] = []
+        """What the file has otherwise than the store, because another owns it there."""
         buckets = Buckets(link)
         self._buckets = buckets
         self._signals = Signals(link)
@@ -87,7 +95,7 @@ class Engine:
         planner = self._decider.planner
         rule = planner.rule(request.namespace, request.policy)
         if rule is None:
-            raise PolicyMissing(request.policy)
+            raise PolicyMissing(policy_place(request.namespace, request.policy))
         limit = _check_report(request, rule)
         slots, bucket = planner.places(request.namespace, limit, request.key)
         await self._signals.report(slots, bucket, request.source, request.signals)
@@ -148,6 +156,7 @@ class Engine:
             found.append(f"the store's maxmemory-policy is {policy}: it may evict buckets; set it to noeviction")
         if self._unusable is not None:
             found.append(f"the store's policies cannot be put in force, older ones still are: {self._unusable}")
+        found += _told(self._foreign)
         if self._lost:
             found.append("the store lost its policies and has begun anew: what no policy covers is not limited")
         return found
@@ -193,8 +202,10 @@ class Engine:
         if self._secret is None:
             self._secret = await shared_secret(self.link, None, timeout_s=STORE_TIMEOUT_S)
             self._decider.sign_with(Signer(self._secret))
-        if self._file.policies or self._file.namespaces:
-            await self.store.apply(self._file, who=FILE_AUTHOR)
+        moved = await self.store.move_old_names()
+        if moved:
+            log.warning("%d policies of an older version are now kept by their namespace and name", moved)
+        await self._apply_file()
         await self._take(await self.store.load())
         self._waiting_for = None
         self._ready.set()
@@ -208,16 +219,31 @@ class Engine:
                 self._tasks.append(asyncio.create_task(self._put_back()))
         try:
             await self._decider.enforce_in_slices(stored.policies)
+            self._foreign = await in_slices(foreign_steps(self._file, stored.kept, self._file_owner))
         except Exception as error:
             self._unusable = f"{type(error).__name__}: {error}"
             raise
         self._revision, self._unusable = stored.revision, None
 
+    async def _apply_file(self) -> None:
+        """Put the file's policies in force, as their owner; what another owns stays as it is, and is told (P12)."""
+        if not (self._file.policies or self._file.namespaces or self._file_prunes):
+            return
+        applied = await self.store.apply(
+            self._file,
+            who=FILE_AUTHOR,
+            owner=self._file_owner,
+            prune=self._file_prunes,
+            foreign="take_over" if self._file_takes_over else "keep",
+        )
+        for place in applied.removed:
+            log.warning("%s was removed: the file that applied it no longer contains it", place)
+
     async def _put_back(self) -> None:
         """Apply the file again, until it is done."""
         while True:
             try:
-                await self.store.apply(self._file, who=FILE_AUTHOR)
+                await self._apply_file()
             except StoreError as error:
                 log.warning("the policies of the file could not be put back yet: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -240,6 +266,16 @@ class Engine:
                     log.warning("the store answers again")
                 self.store_is_up = True
                 self._decider.store_answered()
+
+
+def _told(foreign: Sequence[Foreign]) -> Iterator[str]:
+    """Where the store does not follow the file, and what to do about it."""
+    advice = "change the file, or run `headgate policies apply --take-over` with it"
+    for one in foreign[:FOREIGN_SHOWN_MAX]:
+        yield f"{one.place} in the file differs from the store, where {one.how}, and that is in force; {advice}"
+    if len(foreign) > FOREIGN_SHOWN_MAX:
+        more = len(foreign) - FOREIGN_SHOWN_MAX
+        yield f"{more} more entries of the file differ from the store, where others own them; {advice}"
 
 
 def _check_report(request: SignalRequest, rule: Rule) -> Limit:

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from api.auth import KeyEntryError, is_loopback, read_keys
-from limiter.model.policy import Criticality
+from limiter.model.policy import Criticality, is_name
 from limiter.store.urls import parse
 
 PREFIX = "HEADGATE_"
@@ -45,6 +45,9 @@ class Settings(BaseSettings):
         default=60_000, ge=0, le=86_400_000, description="How long after its deadline a reservation may be settled."
     )
     policies: Path | None = Field(default=None, description="A policy file, applied at start.")
+    policies_owner: str = Field(default="file", description="Who owns what the file applies; another than `api`.")
+    policies_take_over: bool = Field(default=False, description="The file replaces what others own.")
+    policies_prune: bool = Field(default=False, description="The file removes what it applied and no longer contains.")
     uncovered: Literal["approve", "refuse"] = Field(default="approve", description="What no policy covers.")
     default_criticality: Criticality = Field(default=Criticality.CRITICAL, description="Of requests that name none.")
 
@@ -105,6 +108,15 @@ class Settings(BaseSettings):
         if url is not None:
             parse(url.get_secret_value())
         return url
+
+    @field_validator("policies_owner")
+    @classmethod
+    def _is_an_owner(cls, owner: str) -> str:
+        if owner == "api" or not is_name(owner):
+            raise ValueError(
+                "it must be 1 to 64 letters, digits, '.', '_' or '-', and not api, which owns what people put"
+            )
+        return owner
 
     @field_validator("secret")
     @classmethod

@@ -2,32 +2,33 @@
 --[[ policies: change the stored policies by a list of changes, all of them or none (P6).
 KEYS[1]   reply         string, this call's reply, kept so that a repeat changes nothing
 KEYS[2]   current       hash: 'revision' to the number of the last change and the name of the store's life, and each
-                        entry to its own revision and its text, with a space between
+                        entry to its own revision, '@' and its owner if it has one, a space, and its text
 KEYS[3]   audit         list of what was changed, newest first, as entries: revision, when_us, action, who, entry,
-                        before, after
+                        before, after, owner
 KEYS[4..] histories     for each change a list of the same, of its own entry only; goes a while after the entry does
 ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_us (0 = never), number of changes
-ARGV[2]   origin        expected revision of the whole (-1 = any), action, name for the store's life, who
+ARGV[2]   origin        expected revision of the whole (-1 = any), action, name for the store's life, who, owner
 ARGV[3]   changes       for each: expected revision (-1 = any, 0 = must not be there), entry, text ('' = delete it)
 ARGV[4]   channel       where to publish the new revision
 RETURNS   one string: done or expired, now_us, status, revision, number of the change that was refused (from 0) and
           the revision it found, which is also told where nothing had to change; limiter/store/policy_layout.py reads it
 HOLDS     a repeated call changes nothing; a refusal changes nothing; what is put as it stands is not touched;
-          revisions only grow, and each belongs to one call; a delete of nothing is refused ]]
+          revisions only grow, and each belongs to one call; a delete of nothing is refused; entries that are
+          moved to another name leave no trace in the lists ]]
 
 -- #include lib/record.lua
 -- #include lib/call.lua
 
 local FIRST = 4
 local APPLIED, CONFLICT, MISSING, FULL, STALE = 1, 2, 3, 4, 5
-local ANY = -1
+local ANY, MOVE = -1, 5
 local AUDIT_MAX, HISTORY_MAX, ENTRIES_MAX = 10000, 50, 20000
 local DELETED_HISTORY_S = 7776000  -- 90 days
 
 local reply, now_us, count = begin(KEYS[1], ARGV[1])
 if reply then return reply end
 
-local expected, action, life, who = unpack_struct('<dBBc0Hc0', ARGV[2])
+local expected, action, life, who, owner = unpack_struct('<dBBc0Hc0Hc0', ARGV[2])
 
 -- The revision of the whole, and what this life of the store is called. What is damaged counts as not there.
 local revision = 0
@@ -43,33 +44,41 @@ end
 
 if expected ~= ANY and expected ~= revision then return answer(STALE, 0, 0) end
 
+-- An entry's revision, owner ('' = none) and text. What is damaged is a text of revision 0.
+local function read_entry(raw)
+  local number, name, text = string.match(raw, '^(%d+)@([%w._-]+) (.*)$')
+  if number then return tonumber(number), name, text end
+  number, text = string.match(raw, '^(%d+) (.*)$')
+  return tonumber(number or 0), '', text or raw
+end
+
 -- Read and judge every change first: there is no rollback.
-local entries, texts, befores = {}, {}, {}
+local entries, texts, befores, owners = {}, {}, {}, {}
 local kept = 0  -- the revision of the last entry
 local at, size = 1, call('HLEN', KEYS[2]) - (standing and 1 or 0)
 for i = 1, count do
   local wanted, found = nil, 0
   wanted, entries[i], texts[i], at = unpack_struct('<dHc0Ic0', ARGV[3], at)
-  local raw, before = call('HGET', KEYS[2], entries[i]), nil
-  if raw then
-    found, before = string.match(raw, '^(%d+) (.*)$')
-    found = tonumber(found or 0)
-  end
+  local raw = call('HGET', KEYS[2], entries[i])
+  befores[i], owners[i] = '', ''
+  if raw then found, owners[i], befores[i] = read_entry(raw) end
   if wanted ~= ANY and wanted ~= found then return answer(CONFLICT, i - 1, found) end
   if not raw and texts[i] == '' then return answer(MISSING, i - 1, 0) end
-  befores[i], kept = before or raw or '', found
+  kept = found
   size = size + (raw and 0 or 1) - (texts[i] == '' and 1 or 0)
 end
 if size > ENTRIES_MAX then return answer(FULL, 0, 0) end
 
 -- What is remembered must not stand in the way: were a list damaged, the policies would still be changed.
 local function remember(i)
-  local logged = pack_struct('<ddBHc0Hc0Ic0Ic0', revision, now_us, action, #who, who, #entries[i], entries[i],
-    #befores[i], befores[i], #texts[i], texts[i])
-  local history = KEYS[FIRST + i - 1]
-  redis.pcall('LPUSH', KEYS[3], logged)
-  redis.pcall('LPUSH', history, logged)
-  redis.pcall('LTRIM', history, 0, HISTORY_MAX - 1)
+  local history, whose = KEYS[FIRST + i - 1], texts[i] == '' and owners[i] or owner
+  if action ~= MOVE then
+    local logged = pack_struct('<ddBHc0Hc0Ic0Ic0Hc0', revision, now_us, action, #who, who, #entries[i], entries[i],
+      #befores[i], befores[i], #texts[i], texts[i], #whose, whose)
+    redis.pcall('LPUSH', KEYS[3], logged)
+    redis.pcall('LPUSH', history, logged)
+    redis.pcall('LTRIM', history, 0, HISTORY_MAX - 1)
+  end
   if texts[i] == '' then
     call('EXPIRE', history, DELETED_HISTORY_S)
   else
@@ -77,14 +86,14 @@ local function remember(i)
   end
 end
 
-local changed = false
+local changed, whose = false, owner == '' and '' or '@' .. owner
 for i = 1, count do
-  if texts[i] ~= befores[i] then
+  if texts[i] == '' or texts[i] ~= befores[i] or owners[i] ~= owner then
     if not changed then revision, changed = revision + 1, true end
     if texts[i] == '' then
       call('HDEL', KEYS[2], entries[i])
     else
-      call('HSET', KEYS[2], entries[i], string.format('%.0f ', revision) .. texts[i])
+      call('HSET', KEYS[2], entries[i], string.format('%.0f%s ', revision, whose) .. texts[i])
     end
     remember(i)
   end

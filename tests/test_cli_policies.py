@@ -66,34 +66,34 @@ def test_p1_a_bad_file_ends_with_1_and_a_line_for_each_problem() -> None:
 
 def test_a_file_is_applied_and_listed(valkey: Server) -> None:
     *names, last = lines_of(headgate("policies", "apply", EXAMPLE, url=valkey.url))
-    assert names[:2] == ["+ customer-work", "+ customer-writes"]
+    assert names[:2] == ["+ default/customer-work", "+ default/customer-writes"]
     assert last == "6 policies, in force (revision 1)"
     assert lines_of(headgate("policies", "apply", EXAMPLE, url=valkey.url)) == [
         "6 policies, nothing to change (revision 1)"
     ]
     title, *rows = lines_of(headgate("policies", "list", url=valkey.url))
-    assert title.split() == ["policy", "namespace", "match", "per", "limit", "revision"]
-    assert rows[0].split() == ["anonymous", "default", "customer=null", "5/s", "work", "1"]
+    assert title.split() == ["policy", "namespace", "match", "per", "limit", "owner", "revision"]
+    assert rows[0].split() == ["anonymous", "default", "customer=null", "5/s", "work", "file", "1"]
     assert rows[4].split() == ["monthly-allowance", "default", 'customer="*"', "customer", "1000000", "work", "per",
-                               "month", "1"]  # fmt: skip
+                               "month", "file", "1"]  # fmt: skip
     assert "work, shadow" in rows[5]
 
 
 def test_namespaces_are_listed_behind_the_policies(valkey: Server, files: tuple[Path, Path]) -> None:
     headgate("policies", "apply", files[1], url=valkey.url)
     *_, title, row = lines_of(headgate("policies", "list", url=valkey.url))
-    assert title.split() == ["namespace", "partitions", "by", "revision"]
-    assert row.split() == ["wide", "4", "customer", "1"]
+    assert title.split() == ["namespace", "partitions", "by", "owner", "revision"]
+    assert row.split() == ["wide", "4", "customer", "file", "1"]
 
 
 def test_pruning_removes_what_the_file_does_not_name(valkey: Server, files: tuple[Path, Path]) -> None:
     before, after = files
     headgate("policies", "apply", before, url=valkey.url)
     assert lines_of(headgate("policies", "apply", after, "--prune", url=valkey.url)) == [
-        "+ lists",
-        "+ namespace 'wide'",
-        "~ reads",
-        "- writes",
+        "+ default/lists",
+        "+ namespace wide",
+        "~ default/reads",
+        "- default/writes",
         "2 policies, in force (revision 2)",
     ]
 
@@ -103,11 +103,11 @@ def test_a_difference_is_shown_and_ends_with_1(valkey: Server, files: tuple[Path
     headgate("policies", "apply", before, url=valkey.url)
     assert lines_of(headgate("policies", "diff", before, url=valkey.url)) == []
     assert lines_of(headgate("policies", "diff", after, url=valkey.url), code=1) == [
-        "+ lists",
-        "+ namespace wide",
-        "~ reads",
+        "+ default/lists",
+        "~ default/reads",
         '    rate: 100 -> "5/m"',
-        "- writes (only in the store; apply --prune would remove it)",
+        "- default/writes (not in the file any more; apply --prune would remove it)",
+        "+ namespace wide",
     ]
 
 
@@ -115,11 +115,11 @@ def test_history_and_rollback(valkey: Server, files: tuple[Path, Path]) -> None:
     for file in files:
         headgate("policies", "apply", file, url=valkey.url)
     assert lines_of(headgate("policies", "rollback", "reads", "1", url=valkey.url)) == [
-        "policy 'reads' is as it was at revision 1 (revision 3)"
+        "Rolled back default/reads to revision 1; its new revision is 3"
     ]
     title, newest, middle, oldest = lines_of(headgate("policies", "history", "reads", url=valkey.url))
-    assert title.split() == ["revision", "when", "who", "action", "change"]
-    assert newest.endswith('rollback  rate: "5/m" -> 100')
+    assert title.split() == ["revision", "when", "who", "owner", "action", "change"]
+    assert newest.endswith('api    rollback  rate: "5/m" -> 100')
     assert middle.split()[0] == "2"
     assert oldest.split()[-2:] == ["apply", "made"]
     assert f"cli: {getpass.getuser()}" in oldest
@@ -130,9 +130,10 @@ def test_the_history_of_everything_is_the_audit_log(valkey: Server, files: tuple
     for file in files:
         headgate("policies", "apply", file, "--prune", url=valkey.url)
     title, *rows = lines_of(headgate("policies", "history", url=valkey.url))
-    assert title.split() == ["revision", "when", "who", "action", "entry", "change"]
+    assert title.split() == ["revision", "when", "who", "owner", "action", "entry", "change"]
     assert sorted((row.split()[0], row.partition("apply")[2].split()[0]) for row in rows) == [
-        ("1", "reads"), ("1", "writes"), ("2", "lists"), ("2", "namespace"), ("2", "reads"), ("2", "writes")
+        ("1", "default/reads"), ("1", "default/writes"), ("2", "default/lists"), ("2", "default/reads"),
+        ("2", "default/writes"), ("2", "namespace"),
     ]  # fmt: skip
     assert [row.split("  ")[-1] for row in rows if "writes" in row] == ["removed", "made"]
     assert len(lines_of(headgate("policies", "history", "--limit", "2", url=valkey.url))) == 3
@@ -140,18 +141,18 @@ def test_the_history_of_everything_is_the_audit_log(valkey: Server, files: tuple
 
 def test_what_is_not_there_is_told(valkey: Server) -> None:
     told = complaint_of(headgate("policies", "history", "reads", url=valkey.url))
-    assert told == "there is no policy 'reads'"
+    assert told == "there is no policy default/reads"
     headgate("policies", "apply", EXAMPLE, url=valkey.url)
     told = complaint_of(headgate("policies", "rollback", "anonymous", "9", url=valkey.url))
-    assert told == "there is no revision 9 of policy 'anonymous'"
+    assert told == "there is no revision 9 of policy default/anonymous"
 
 
 def test_a_damaged_policy_is_told_beside_the_others(valkey: Server) -> None:
     headgate("policies", "apply", EXAMPLE, url=valkey.url)
-    valkey.command("HSET", keys.POLICIES_CURRENT, "p:bad", "9 {}")
+    valkey.command("HSET", keys.POLICIES_CURRENT, "p:default/bad", "9 {}")
     listed = headgate("policies", "list", url=valkey.url)
     assert listed.exit_code == 0
-    assert "headgate: the store's policy 'bad' is damaged and not in force: " in listed.stderr
+    assert "headgate: the store's policy default/bad is damaged and not in force: " in listed.stderr
 
 
 def test_nothing_that_a_terminal_obeys_is_printed(valkey: Server, tmp_path: Path) -> None:
@@ -240,3 +241,54 @@ def test_it_finds_the_embedded_store_of_the_data_directory(tmp_path: Path) -> No
         )  # fmt: skip
         assert (applied.returncode, applied.stderr) == (0, "")
         assert len(lines_of(headgate("policies", "list", data_dir=tmp_path))) == (1 + 6) + (1 + 1)
+
+
+def test_what_another_owns_is_not_overwritten_unless_it_is_taken_over(valkey: Server, files: tuple[Path, Path]) -> None:
+    """F-P13"""
+    before, after = files
+    headgate("policies", "apply", before, url=valkey.url)
+    headgate("policies", "apply", after, url=valkey.url)
+    headgate("policies", "rollback", "reads", "1", url=valkey.url)
+    refused = headgate("policies", "apply", after, url=valkey.url)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr.splitlines() == [
+        "headgate: policy default/reads differs from the store, where it was changed over the API at revision 3",
+        "headgate: nothing was applied; --take-over replaces what others own",
+    ]
+    assert lines_of(headgate("policies", "diff", after, url=valkey.url), code=1) == [
+        "~ default/reads (api owns it; only apply --take-over would replace it)",
+        '    rate: 100 -> "5/m"',
+        "- default/writes (not in the file any more; apply --prune would remove it)",
+    ]
+    assert lines_of(headgate("policies", "apply", after, "--take-over", "--prune", url=valkey.url)) == [
+        "~ default/reads", "- default/writes", "2 policies, in force (revision 4)"
+    ]  # fmt: skip
+    assert lines_of(headgate("policies", "diff", after, url=valkey.url)) == []
+
+
+def test_each_file_has_its_owner(valkey: Server, files: tuple[Path, Path], tmp_path: Path) -> None:
+    """P12"""
+    headgate("policies", "apply", files[0], "--owner", "one", url=valkey.url)
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("policies: []")
+    assert lines_of(headgate("policies", "apply", empty, "--prune", "--owner", "two", url=valkey.url)) == [
+        "0 policies, nothing to change (revision 1)"
+    ]
+    assert lines_of(headgate("policies", "diff", empty, url=valkey.url)) == [], "nothing of its own is there"
+    assert len(lines_of(headgate("policies", "diff", empty, "--owner", "one", url=valkey.url), code=1)) == 2
+    assert len(lines_of(headgate("policies", "apply", empty, "--prune", "--owner", "one", url=valkey.url))) == 3
+    assert headgate("policies", "apply", empty, "--owner", "no name", url=valkey.url).exit_code == 2
+
+
+def test_one_name_in_two_namespaces_is_told_apart(valkey: Server, tmp_path: Path) -> None:
+    """P12"""
+    file = tmp_path / "two.yaml"
+    file.write_text("policies: [{name: reads, rate: 1}, {name: reads, namespace: tenant, rate: 2}]")
+    headgate("policies", "apply", file, url=valkey.url)
+    _, *rows = lines_of(headgate("policies", "list", "--namespace", "tenant", url=valkey.url))
+    assert [row.split()[:2] for row in rows] == [["reads", "tenant"]]
+    assert len(lines_of(headgate("policies", "history", "reads", "--namespace", "tenant", url=valkey.url))) == 2
+    told = headgate("policies", "rollback", "reads", "1", "--namespace", "tenant", url=valkey.url)
+    assert lines_of(told) == ["Rolled back tenant/reads to revision 1; its new revision is 2"]
+    told = headgate("policies", "rollback", "reads", "1", "--namespace", "other", url=valkey.url)
+    assert complaint_of(told) == "there is no policy other/reads"

@@ -26,7 +26,6 @@ from limiter.controller.cycle import SlotCycle
 from limiter.controller.ownership import BEATS_A_LEASE, GONE_AFTER_LEASE, preferred
 from limiter.controller.plan import Plan, describe, plan_steps
 from limiter.model.tally import CYCLE_SECONDS, Histogram
-from limiter.slices import in_slices
 from limiter.store import keys
 from limiter.store.clock import StoreClock
 from limiter.store.connect import Link
@@ -35,6 +34,7 @@ from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
 from limiter.store.nodes import NodeRegistry
 from limiter.store.policies import PolicyStore, StoredPolicies
+from limiter.store.slices import in_slices
 from limiter.store.steering import LEASE_MS, Steering
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from limiter.model.policy import PolicySet
 from limiter.model.shedding import CLASSES
 from limiter.model.steps import AT_ONCE, Steps
 from limiter.planner import Planner
-from limiter.slices import in_slices
 from limiter.store.errors import StoreError
 from limiter.store.inspect import SlotLook, look_at_slot
 from limiter.store.keys import Slot
+from limiter.store.slices import in_slices
 
 POLICIES_MAX = 200
 SLOTS_MAX = 64

@@ -642,11 +642,12 @@ class PolicySet(_Part):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        seen: set[str] = set()
+        seen: set[tuple[str, str]] = set()
         for policy in self.policies:
-            if policy.name in seen:
-                raise _refuse("each name once", field="policies", found=f"the name {policy.name!r} twice")
-            seen.add(policy.name)
+            if (policy.namespace, policy.name) in seen:
+                found = f"the name {policy.name!r} twice in namespace {policy.namespace!r}"
+                raise _refuse("each name once in a namespace", field="policies", found=found)
+            seen.add((policy.namespace, policy.name))
         return self
 
     def namespace(self, name: str) -> Namespace:

@@ -4,6 +4,10 @@ A list of changes is applied whole or not at all. Every change that alters somet
 one above the last; so no revision ever comes twice, not even when an entry is deleted and made again. Time is an
 argument, and so is the name of the store's life: it tells a store that was emptied and filled again (S10) from one
 that merely has few revisions.
+
+An entry belongs to an owner: `api`, or the name under which somebody applies a file (P12). What has none is from a
+version that knew no owners. A change of the owner alone is a change, too. Moving entries to other names is none that
+people made, so it is not remembered: it would push what they did out of the log.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ CHANGES_MAX = 20_000
 
 ENTRY_BYTES_MAX = 65_536
 
-Action = Literal["put", "delete", "apply", "rollback"]
-ACTIONS: tuple[Action, ...] = ("put", "delete", "apply", "rollback")
+Action = Literal["put", "delete", "apply", "rollback", "patch", "move"]
+ACTIONS: tuple[Action, ...] = ("put", "delete", "apply", "rollback", "patch", "move")
+"""Kept by their numbers: new ones come last."""
 
 ANY = -1
 """Expected revision of whoever does not care."""
@@ -67,6 +72,8 @@ class Call(NamedTuple):
     """What this life of the store is called, should this call begin it."""
     expected: int = ANY
     """The revision of the whole."""
+    owner: str = ""
+    """Whose the entries are from now on."""
 
 
 class Applied(NamedTuple):
@@ -86,6 +93,7 @@ class Entry(NamedTuple):
 
     revision: int
     text: bytes
+    owner: str = ""
 
 
 class Logged(NamedTuple):
@@ -98,6 +106,8 @@ class Logged(NamedTuple):
     entry: str
     before: bytes
     after: bytes
+    owner: str = ""
+    """Whose the entry is since then; of one that was removed, whose it was."""
 
 
 @dataclass(slots=True)
@@ -117,7 +127,7 @@ class PolicyLog:
         refused = self._refusal(call)
         if refused is not None:
             return refused
-        altered = [change for change in call.changes if self._text(change.entry) != change.text]
+        altered = [change for change in call.changes if self._alters(change, call)]
         if altered:
             self.revision += 1
             self.life = self.life or call.life
@@ -144,15 +154,26 @@ class PolicyLog:
         standing = self.entries.get(entry)
         return standing.text if standing else b""
 
+    def _alters(self, change: Change, call: Call) -> bool:
+        standing = self.entries.get(change.entry)
+        if standing is None or not change.text:
+            return True
+        return (standing.text, standing.owner) != (change.text, call.owner)
+
     def _alter(self, change: Change, call: Call, now_us: int) -> None:
-        before = self._text(change.entry)
+        before, owner = self._text(change.entry), call.owner
         if change.text:
-            self.entries[change.entry] = Entry(self.revision, change.text)
+            self.entries[change.entry] = Entry(self.revision, change.text, owner)
         else:
-            del self.entries[change.entry]
-        logged = Logged(self.revision, now_us, call.action, call.who, change.entry, before, change.text)
+            owner = self.entries.pop(change.entry).owner
+        if call.action != "move":
+            self._remember(
+                Logged(self.revision, now_us, call.action, call.who, change.entry, before, change.text, owner)
+            )
+
+    def _remember(self, logged: Logged) -> None:
         self.audit.insert(0, logged)
         del self.audit[AUDIT_MAX:]
-        history = self.histories.setdefault(change.entry, [])
+        history = self.histories.setdefault(logged.entry, [])
         history.insert(0, logged)
         del history[HISTORY_MAX:]

@@ -7,7 +7,8 @@
     hg:{…}:s:<bucket>   what the controller knows of a bucket
     hg:{…}:u:<bucket>   what services report of their load; of a policy's name alone: for all its buckets
     hg:secret        what reservations are signed with
-    hg:{policies}:…  current: the policies, audit: who changed what, h:<entry>: what an entry was before
+    hg:{policies}:…  current: the policies, audit: who changed what, h:<entry>: what an entry was before;
+                     entries are p:<namespace>/<name>, a policy, and n:<namespace>, its spread
     hg:{nodes}       when each node was last seen     hg:{controllers}   when each controller was
 
 The braces are a hash tag: all that one acquire touches lives in one slot. Text from clients is written with the

@@ -7,39 +7,47 @@ reported and left out, so that one damaged policy does not take the others with 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 from binascii import b2a_base64
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from os import urandom
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, dump, is_name, read_namespace, read_policy
-from limiter.model.policy_log import (
-    ANY,
-    CHANGES_MAX,
-    ENTRIES_MAX,
-    ENTRY_BYTES_MAX,
-    Action,
-    Applied,
-    ApplyStatus,
-    Call,
-    Change,
-    Logged,
-)
+from limiter.model.policy import Namespace, Policy, PolicyError, PolicySet, read_policy
+from limiter.model.policy_log import ANY, CHANGES_MAX, ENTRIES_MAX, Action, Applied, ApplyStatus, Call, Change
+from limiter.model.steps import Steps
 from limiter.store import keys
 from limiter.store.batcher import CALL_LIFETIME_US
 from limiter.store.connect import Link
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
 from limiter.store.inspect import CursorError
 from limiter.store.layout import CallExpired
-from limiter.store.policy_layout import REVISION, unpack_entry, unpack_logged
+from limiter.store.policy_entries import (
+    API,
+    ENTRIES_AT_ONCE,
+    AuditEntry,
+    Kept,
+    Place,
+    audit_entry,
+    is_old,
+    moved,
+    namespace_place,
+    old_entry,
+    place_of,
+    policy_place,
+    read_entry,
+    text_of,
+)
+from limiter.store.policy_layout import REVISION, unpack_logged
+from limiter.store.policy_sets import AppliedSet, OnForeign, OwnedByOthers, plan_set, texts_of
 from limiter.store.scripts import PoliciesScript
+from limiter.store.slices import in_slices
 
 log = logging.getLogger(__name__)
 
@@ -54,33 +62,31 @@ POLL_S = 0.5
 """How often a node looks for itself: with the notification lost, a change is still in force within a second."""
 
 POLL_TIMEOUT_S = 1.0
-ENTRIES_AT_ONCE = 20
-"""Entries to read before others have their turn: about a millisecond."""
-
 RELISTEN_S = 0.5
 NAME_SHOWN_MAX = 64
 
-Kind = Literal["policy", "namespace"]
+MOVER = "upgrade"
+MOVED_AT_ONCE = 5_000
+"""Entries that one call gives their new names: each is two changes."""
 
 
 class RevisionConflict(Exception):
-    """Somebody else was faster (P6): 412."""
+    """The entry has changed since the revision that was read (P6): 412."""
 
-    def __init__(self, name: str, found: int, *, kind: Kind = "policy") -> None:
-        super().__init__(f"{kind} {name!r} is at revision {found}" if found else f"there is no {kind} {name!r}")
-        self.name = name
+    def __init__(self, place: Place, found: int) -> None:
+        super().__init__(f"{place} is at revision {found}" if found else f"there is no {place}")
+        self.place = place
         self.found = found
 
 
 class PolicyMissing(Exception):
     """There is no such policy or namespace, or no such revision of it: 404."""
 
-    def __init__(self, name: str, revision: int | None = None, *, kind: Kind = "policy") -> None:
-        what = kind if revision is None else f"revision {revision} of {kind}"
-        super().__init__(f"there is no {what} {name[:NAME_SHOWN_MAX]!a}")
-        self.name = name
+    def __init__(self, place: Place, revision: int | None = None) -> None:
+        of = "" if revision is None else f"revision {revision} of "
+        super().__init__(f"there is no {of}{_shown(place)}")
+        self.place = place
         self.revision = revision
-        self.kind: Kind = kind
 
 
 @dataclass(frozen=True)
@@ -89,43 +95,26 @@ class StoredPolicies:
 
     revision: int
     policies: PolicySet
-    revisions: Mapping[str, int]
-    """Of the policies."""
-    namespace_revisions: Mapping[str, int] = field(default_factory=dict)
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    """What had to be left out, and why."""
+    kept: Mapping[Place, Kept] = field(default_factory=dict)
+    """Every policy and namespace in force, with its revision and its owner."""
+    damaged: Mapping[Place, Kept] = field(default_factory=dict)
+    """What had to be left out, with what is wrong in place of a part."""
     stamp: bytes | None = None
     """Another one whenever anything is different, even if the store was emptied and filled again meanwhile."""
 
-    def get(self, name: str) -> Policy | None:
+    def policy(self, namespace: str, name: str) -> Policy | None:
         """One of the policies."""
-        return next((policy for policy in self.policies.policies if policy.name == name), None)
+        found = self.kept.get(policy_place(namespace, name))
+        return found.part if found is not None and isinstance(found.part, Policy) else None
+
+    def revision_of(self, place: Place) -> int:
+        """The revision of a policy or a namespace, be it damaged; 0 if there is none."""
+        found = self.kept.get(place) or self.damaged.get(place)
+        return 0 if found is None else found.revision
 
 
 OnChange = Callable[[StoredPolicies], Awaitable[None]]
 """Takes over what is in force now; the next change waits until it has."""
-
-
-class AppliedSet(NamedTuple):
-    """What applying a set came to: the revision of the whole, and the entries that were made, changed or removed."""
-
-    revision: int
-    made: list[str]
-    changed: list[str]
-    removed: list[str]
-
-
-class AuditEntry(NamedTuple):
-    """One change: who, when (the store's time), what, and the entry before and after; None where there was none."""
-
-    revision: int
-    when_us: int
-    who: str
-    action: Action
-    kind: Kind
-    name: str
-    before: Any
-    after: Any
 
 
 class AuditPage(NamedTuple):
@@ -162,88 +151,147 @@ class PolicyStore:
         self._link = link
         self._timeout_s = timeout_s
         self._script = PoliciesScript()
-        self._read: dict[str, tuple[bytes, Policy | Namespace | str]] = {}
+        self._read: dict[str, tuple[bytes, Kept]] = {}
+        self._has_old_names: bool | None = None
+        """Whether entries by old names were there at the last look; None before the first."""
 
     async def load(self) -> StoredPolicies:
         """All that is in force; what is damaged is told and left out."""
         stamp, raws = await self._fetch()
-        read = await self._read_all(raws)
-        policies = {name: part for name, (_, part) in read.items() if isinstance(part, Policy)}
-        namespaces = {_name(name): part for name, (_, part) in read.items() if isinstance(part, Namespace)}
-        return StoredPolicies(
-            revision=_revision(stamp),
-            policies=PolicySet.model_construct(
-                namespaces=namespaces, policies=[policies[name] for name in sorted(policies)]
-            ),
-            revisions={policy.name: unpack_entry(raws[name]).revision for name, policy in policies.items()},
-            namespace_revisions={name: unpack_entry(raws[f"n:{name}"]).revision for name in namespaces},
-            damaged={_title(name): part for name, (_, part) in read.items() if isinstance(part, str)},
-            stamp=stamp,
-        )
+        return await in_slices(self._assemble(stamp, raws))
 
-    async def _read_all(self, raws: Mapping[str, bytes]) -> dict[str, tuple[bytes, Policy | Namespace | str]]:
-        """Every entry, read: what has not changed since the last time is known, and requests go on meanwhile."""
-        known, read = self._read, {}
-        for number, (entry, raw) in enumerate(raws.items()):
-            found = known.get(entry)
-            read[entry] = found if found and found[0] == raw else (raw, _read_entry(entry, raw))
+    def _assemble(self, stamp: bytes | None, raws: Mapping[str, bytes]) -> Steps[StoredPolicies]:
+        """Every entry, read, in steps: what has not changed since the last time is known."""
+        known, read = self._read, dict[str, tuple[bytes, Kept]]()
+        kept, damaged = dict[Place, Kept](), dict[Place, Kept]()
+        policies, namespaces = list[Policy](), dict[str, Namespace]()
+        has_old_names = False
+        for number, entry in enumerate(sorted(raws)):
             if number % ENTRIES_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        self._read = read
-        return read
+                yield
+            raw, before = raws[entry], known.get(entry)
+            found = before[1] if before and before[0] == raw else read_entry(entry, raw)
+            read[entry] = raw, found
+            is_by_old_name = is_old(entry)
+            has_old_names |= is_by_old_name
+            if isinstance(found.part, str):
+                damaged[found.place] = found
+            elif not is_by_old_name or found.place.entry not in raws:  # where both are there, the new one counts
+                kept[found.place] = found
+        for number, one in enumerate(kept.values()):
+            if number % ENTRIES_AT_ONCE == 0:
+                yield
+            if isinstance(one.part, Policy):
+                policies.append(one.part)
+            elif isinstance(one.part, Namespace):
+                namespaces[one.place.name] = one.part
+        self._read, self._has_old_names = read, has_old_names
+        policy_set = PolicySet.model_construct(namespaces=namespaces, policies=policies)
+        return StoredPolicies(_revision(stamp), policy_set, kept, damaged, stamp)
 
-    async def put(self, policy: Policy, *, who: str, expected: int | None = None) -> int:
+    async def put(
+        self, policy: Policy, *, who: str, owner: str = API, action: Action = "put", expected: int | None = None
+    ) -> int:
         """Put one policy; its revision. `expected` is the revision it replaces: 0 for none, None for any."""
-        entry = _entry(policy.name)
-        return await self._change_one(entry, _text(policy), who=who, action="put", expected=expected)
+        place = policy_place(policy.namespace, policy.name)
+        return await self._change_one(place, text_of(policy, place), who, action, expected, owner=owner)
 
-    async def delete(self, name: str, *, who: str, expected: int | None = None) -> int:
+    async def delete(self, namespace: str, name: str, *, who: str, expected: int | None = None) -> int:
         """Remove one policy; the revision of the removal."""
-        return await self._change_one(_entry(name), b"", who=who, action="delete", expected=expected)
+        return await self._change_one(policy_place(namespace, name), b"", who, "delete", expected)
 
     async def put_namespace(self, name: str, namespace: Namespace, *, who: str, expected: int | None = None) -> int:
         """Say how a namespace is spread; the revision of that, expected as for a policy."""
-        entry, text = _entry(name, "namespace"), _text(namespace, name)
-        return await self._change_one(entry, text, who=who, action="put", expected=expected)
+        place = namespace_place(name)
+        return await self._change_one(place, text_of(namespace, place), who, "put", expected)
 
     async def delete_namespace(self, name: str, *, who: str, expected: int | None = None) -> int:
         """Forget how a namespace is spread: it is no more, then."""
-        return await self._change_one(_entry(name, "namespace"), b"", who=who, action="delete", expected=expected)
+        return await self._change_one(namespace_place(name), b"", who, "delete", expected)
 
-    async def rollback(self, name: str, revision: int, *, who: str, expected: int | None = None) -> int:
-        """Put a policy back to what it was at a revision; its new revision. PolicyError if it is valid no more."""
-        for entry in await self.history(name):
-            if entry.revision == revision and entry.after is not None:
-                text = _text(read_policy(entry.after))
-                return await self._change_one(_entry(name), text, who=who, action="rollback", expected=expected)
-        raise PolicyMissing(name, revision)
+    async def rollback(
+        self, namespace: str, name: str, revision: int, *, who: str, expected: int | None = None
+    ) -> tuple[Policy, int]:
+        """Put a policy back to what it was at a revision; with its new one. PolicyError if it is no longer valid."""
+        place = policy_place(namespace, name)
+        for entry in await self.history(namespace, name):
+            if entry.revision == revision and entry.after is not None and entry.namespace == namespace:
+                policy = read_policy(entry.after)
+                text = text_of(policy, place)
+                return policy, await self._change_one(place, text, who, "rollback", expected)
+        raise PolicyMissing(place, revision)
 
-    async def apply(self, policy_set: PolicySet, *, who: str, prune: bool = False) -> AppliedSet:
-        """Put all that differ, in one step; with `prune` remove all others. What is the same is not touched."""
-        wanted = {f"p:{policy.name}": _text(policy) for policy in policy_set.policies}
-        wanted |= {f"n:{name}": _text(namespace, name) for name, namespace in policy_set.namespaces.items()}
+    async def apply(
+        self,
+        policy_set: PolicySet,
+        *,
+        who: str,
+        owner: str = API,
+        prune: bool = False,
+        foreign: OnForeign = "refuse",
+        within: str | None = None,
+        dry_run: bool = False,
+    ) -> AppliedSet:
+        """Put all that differ, in one step, for an owner; with `prune` remove what else it owns.
+
+        `within` is the only namespace that is looked at. A dry run changes nothing, and says what would be.
+        """
+        await self._move_if_needed()
+        wanted = await in_slices(texts_of(policy_set))
         for _ in range(APPLY_ATTEMPTS):
             stamp, raws = await self._fetch()
-            puts = [Change(entry, text) for entry, text in wanted.items() if _differs(raws.get(entry), text)]
-            removals = [Change(entry, b"") for entry in raws if prune and entry not in wanted]
-            changes = [*puts, *removals]
+            take_over = foreign == "take_over"
+            plan = await in_slices(plan_set(wanted, raws, owner=owner, prune=prune, take_over=take_over, within=within))
+            changes, applied = plan.changes, plan.applied(_revision(stamp))
             if len(changes) > CHANGES_MAX:
                 raise PolicyError([f"found {len(changes)} changes at once; allowed: at most {CHANGES_MAX}"])
-            if not changes:
-                return AppliedSet(_revision(stamp), [], [], [])
-            applied = await self._send(changes, who=who, action="apply", expected=_revision(stamp))
-            if applied.status is not ApplyStatus.STALE:
-                _check(applied, changes)
-                made = [change for change in puts if change.entry not in raws]
-                changed = [change for change in puts if change.entry in raws]
-                return AppliedSet(applied.revision, _names(made), _names(changed), _names(removals))
+            if applied.foreign and foreign == "refuse" and not dry_run:
+                raise OwnedByOthers(applied.foreign)
+            if dry_run or not changes:
+                return applied
+            sent = await self._send(changes, who=who, action="apply", expected=_revision(stamp), owner=owner)
+            if sent.status is not ApplyStatus.STALE:
+                _check(sent, changes)
+                return applied._replace(revision=sent.revision)
         raise StoreUnavailable("the policies are being changed faster than they can be applied")
 
-    async def history(self, name: str) -> list[AuditEntry]:
+    async def move_old_names(self) -> int:
+        """Call policies by namespace and name that an older version called by their name alone; how many there were.
+
+        Nothing else about them changes, and nobody owns them yet. What was remembered of them stays where it is, and
+        is shown for 90 days.
+        """
+        moved_so_far, attempts = 0, APPLY_ATTEMPTS
+        while attempts:
+            stamp, raws = await self._fetch()
+            old = list(islice(filter(is_old, raws), MOVED_AT_ONCE))
+            self._has_old_names = bool(old)
+            if not old:
+                return moved_so_far
+            changes = [change for entry in old for change in _move(entry, raws)]
+            sent = await self._send(changes, who=MOVER, action="move", expected=_revision(stamp))
+            if sent.status is ApplyStatus.STALE:
+                attempts -= 1
+            else:
+                _check(sent, changes)
+                moved_so_far += len(old)
+        raise StoreUnavailable("the policies are being changed faster than they can be moved to their new names")
+
+    async def _move_if_needed(self) -> None:
+        """Before anything is changed: under two names, a policy could be removed and still be there."""
+        if self._has_old_names is not False:
+            await self.move_old_names()
+
+    async def history(self, namespace: str, name: str) -> list[AuditEntry]:
         """What was done to one policy, newest first; PolicyMissing if nothing is known of it."""
-        found = await self._logged(keys.policy_history(_entry(name)), 0, -1)
+        place = policy_place(namespace, name)
+        if not place.is_possible:
+            raise PolicyMissing(place)
+        found = await self._logged(keys.policy_history(place.entry), 0, -1)
+        older = await self._logged(keys.policy_history(old_entry(name)), 0, -1)
+        found += [entry for entry in older if entry.concerns(namespace)]
         if not found:
-            raise PolicyMissing(name)
+            raise PolicyMissing(place)
         return found
 
     async def audit(self, limit: int = 100) -> list[AuditEntry]:
@@ -327,7 +375,7 @@ class PolicyStore:
         entries = []
         for raw in raws:
             with suppress(ValueError):  # damaged: the others still tell something
-                entries.append(_audit_entry(unpack_logged(raw)))
+                entries.append(audit_entry(unpack_logged(raw)))
         return entries
 
     async def _ask(self, name: str, key: bytes, *arguments: bytes | int, timeout_s: float) -> Any:
@@ -336,18 +384,25 @@ class PolicyStore:
         except ResponseError as error:
             raise _not_ours(error) from error
 
-    async def _change_one(self, entry: str, text: bytes, *, who: str, action: Action, expected: int | None) -> int:
-        change = Change(entry, text, ANY if expected is None else expected)
-        applied = await self._send([change], who=who, action=action)
+    async def _change_one(
+        self, place: Place, text: bytes, who: str, action: Action, expected: int | None, *, owner: str = API
+    ) -> int:
+        if not place.is_possible:
+            raise PolicyMissing(place)
+        await self._move_if_needed()
+        change = Change(place.entry, text, ANY if expected is None else expected)
+        applied = await self._send([change], who=who, action=action, owner=owner)
         _check(applied, [change])
         return applied.found or applied.revision
 
-    async def _send(self, changes: list[Change], *, who: str, action: Action, expected: int = ANY) -> Applied:
+    async def _send(
+        self, changes: list[Change], *, who: str, action: Action, expected: int = ANY, owner: str = ""
+    ) -> Applied:
         """Have changes applied once, however often it takes to get the answer (S4)."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
         call_id = b2a_base64(urandom(12), newline=False)
-        call = Call(changes, who, action, life=call_id[:8], expected=expected)
+        call = Call(changes, who, action, life=call_id[:8], expected=expected, owner=owner)
         command: tuple[bytes | str, bytes] = ("EVALSHA", self._script.sha)
         arguments: list[bytes | int] | None = None
         while True:
@@ -404,46 +459,20 @@ class _Watcher:
             await self._tell(stored)
 
     async def _tell(self, stored: StoredPolicies) -> None:
-        for name, problem in stored.damaged.items():
-            log.error("the store's %s is damaged and left out: %s", name, problem)
+        for place, kept in stored.damaged.items():
+            log.error("the store's %s is damaged and left out: %s", _shown(place), kept.part)
         try:
             await self._on_change(stored)
         except Exception:  # whatever it is, the next change must still be told
             log.exception("policies of revision %d could not be taken over", stored.revision)
 
 
-def _text(part: Policy | Namespace, name: str = "") -> bytes:
-    """How an entry is kept."""
-    text = json.dumps(dump(part), separators=(",", ":")).encode()
-    if len(text) > ENTRY_BYTES_MAX:
-        title = f"policy {part.name!r}" if isinstance(part, Policy) else f"namespace {name!r}"
-        raise PolicyError([f"{title}: found {len(text)} bytes; allowed: at most {ENTRY_BYTES_MAX} bytes of JSON"])
-    return text
-
-
-def _differs(raw: bytes | None, text: bytes) -> bool:
-    """Whether what is kept is not what is wanted; the order of fields does not matter."""
-    if raw is None:
-        return True
-    try:
-        kept = unpack_entry(raw).text
-        return kept != text and bool(json.loads(kept) != json.loads(text))
-    except (ValueError, RecursionError):
-        return True
-
-
-def _read_entry(entry: str, raw: bytes) -> Policy | Namespace | str:
-    """An entry as it is in force, or what is wrong with it."""
-    try:
-        document = json.loads(unpack_entry(raw).text)
-        if entry.startswith("n:"):
-            return read_namespace(_name(entry), document)
-        policy = read_policy(document)
-        return policy if entry == f"p:{policy.name}" else f"it calls itself {policy.name!r}"
-    except PolicyError as error:
-        return "; ".join(error.problems)
-    except (ValueError, RecursionError) as error:
-        return f"it is no entry of ours ({error})"
+def _move(entry: str, raws: Mapping[str, bytes]) -> Iterator[Change]:
+    """Put an entry by its new name, unless that is taken, and remove it by the old one."""
+    new, text = moved(entry, raws[entry])
+    if text and new not in raws:
+        yield Change(new, text)
+    yield Change(entry, b"")
 
 
 def _revision(stamp: bytes | None) -> int:
@@ -452,54 +481,20 @@ def _revision(stamp: bytes | None) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _entry(name: str, kind: Kind = "policy") -> str:
-    """The entry of what has a name. Nothing is called what cannot be one, and no such text becomes a key (N3)."""
-    if not is_name(name):
-        raise PolicyMissing(name, kind=kind)
-    return f"{kind[0]}:{name}"
-
-
-def _kind(entry: str) -> Kind:
-    return "namespace" if entry.startswith("n:") else "policy"
-
-
-def _name(entry: str) -> str:
-    return entry.partition(":")[2]
-
-
-def _title(entry: str) -> str:
-    return f"{_kind(entry)} {_name(entry)!r}"
-
-
-def _names(changes: list[Change]) -> list[str]:
-    """Policies by their names, namespaces with their kind."""
-    return [_name(entry) if _kind(entry) == "policy" else _title(entry) for entry, _, _ in changes]
-
-
-def _audit_entry(logged: Logged) -> AuditEntry:
-    kind, name = _kind(logged.entry), _name(logged.entry)
-    before, after = _document(logged.before), _document(logged.after)
-    return AuditEntry(logged.revision, logged.when_us, logged.who, logged.action, kind, name, before, after)
-
-
-def _document(text: bytes) -> Any:
-    if not text:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text.decode("utf-8", "replace")
+def _shown(place: Place) -> str:
+    """A place whose names may be any text."""
+    if place.is_possible:
+        return str(place)
+    return f"{place.kind} {place.name[:NAME_SHOWN_MAX]!a}"
 
 
 def _check(applied: Applied, changes: list[Change]) -> None:
     """Raise what a call that was not applied means."""
     match applied.status:
         case ApplyStatus.CONFLICT:
-            entry = changes[applied.at].entry
-            raise RevisionConflict(_name(entry), applied.found, kind=_kind(entry))
+            raise RevisionConflict(place_of(changes[applied.at].entry), applied.found)
         case ApplyStatus.MISSING:
-            entry = changes[applied.at].entry
-            raise PolicyMissing(_name(entry), kind=_kind(entry))
+            raise PolicyMissing(place_of(changes[applied.at].entry))
         case ApplyStatus.FULL:
             raise PolicyError([f"found more policies than the store holds; allowed: at most {ENTRIES_MAX}"])
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from struct import Struct
@@ -33,7 +34,7 @@ def pack_origin(call: Call) -> bytes:
     """ARGV[2]."""
     who = call.who.encode("utf-8", "backslashreplace")[:WHO_BYTES_MAX]
     head = _ORIGIN.pack(call.expected, ACTIONS.index(call.action), len(call.life))
-    return head + call.life + _TEXT.pack(len(who)) + who
+    return head + call.life + _sized(_TEXT, who) + _sized(_TEXT, call.owner.encode())
 
 
 def pack_changes(changes: Sequence[Change]) -> bytes:
@@ -52,16 +53,20 @@ def unpack_applied(reply: bytes) -> Applied:
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """An entry as the script keeps it."""
-    return b"%d %b" % entry
+    """An entry as the script keeps it: `7@file {…}`, and without an owner `7 {…}`."""
+    owner = b"@" + entry.owner.encode() if entry.owner else b""
+    return b"%d%b %b" % (entry.revision, owner, entry.text)
 
 
 def unpack_entry(raw: bytes) -> Entry:
     """An entry as the script kept it; ValueError if it is none."""
-    number, space, text = raw.partition(b" ")
-    if not space or not number.isdigit():
+    match = _ENTRY.match(raw)
+    if match is None:
         raise ValueError("not an entry of the policy store")
-    return Entry(int(number), text)
+    return Entry(int(match[1]), raw[match.end() :], (match[2] or b"").decode())
+
+
+_ENTRY = re.compile(rb"([0-9]+)(?:@([A-Za-z0-9._-]+))? ")
 
 
 def pack_logged(logged: Logged) -> bytes:
@@ -72,6 +77,7 @@ def pack_logged(logged: Logged) -> bytes:
         + _sized(_TEXT, logged.entry.encode())
         + _sized(_LONG_TEXT, logged.before)
         + _sized(_LONG_TEXT, logged.after)
+        + _sized(_TEXT, logged.owner.encode())
     )
 
 
@@ -84,9 +90,10 @@ def unpack_logged(raw: bytes) -> Logged:
         entry, at = _unsized(_TEXT, raw, at)
         before, at = _unsized(_LONG_TEXT, raw, at)
         after, at = _unsized(_LONG_TEXT, raw, at)
+        owner = _unsized(_TEXT, raw, at)[0] if at < len(raw) else b""  # older versions kept none
         # Cutting `who` to its size may have cut a letter in two.
         told = who.decode("utf-8", "replace"), entry.decode()
-        return Logged(int(revision), int(when_us), ACTIONS[action], *told, before, after)
+        return Logged(int(revision), int(when_us), ACTIONS[action], *told, before, after, owner.decode())
     except (struct.error, IndexError, OverflowError) as error:
         raise ValueError(f"not a remembered change: {error}") from None
 

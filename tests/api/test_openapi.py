@@ -27,6 +27,7 @@ CHECKS = [not_a_server_error, status_code_conformance, response_schema_conforman
 OPERATIONS = [
     "POST /v1/acquire", "POST /v1/settle", "POST /v1/batch", "POST /v1/signals", "GET /v1/policies",
     "GET /v1/policies/{name}", "PUT /v1/policies/{name}", "DELETE /v1/policies/{name}",
+    "PATCH /v1/policies/{name}", "POST /v1/policies/apply", "POST /v1/policies/check",
     "GET /v1/policies/{name}/history", "POST /v1/policies/{name}/rollback", "GET /v1/namespaces",
     "GET /v1/namespaces/{name}", "PUT /v1/namespaces/{name}", "DELETE /v1/namespaces/{name}", "GET /v1/audit",
     "GET /v1/buckets", "GET /v1/controller", "GET /v1/uncovered", "GET /healthz", "GET /readyz", "GET /metrics",

@@ -28,8 +28,9 @@ def test_a_policy_reads_back_as_it_was_put(client: httpx.Client, name: str) -> N
     read = client.get(f"/v1/policies/{name}")
     assert (read.json(), read.headers["etag"]) == (created.json(), created.headers["etag"])
     listed = client.get("/v1/policies").json()
-    assert read.json() in listed["policies"]
-    assert f'"{listed["revisions"][name]}"' == read.headers["etag"]
+    assert {"namespace": "default", **read.json()} in listed["policies"]
+    assert f'"{listed["revisions"][f"default/{name}"]}"' == read.headers["etag"]
+    assert listed["owners"][f"default/{name}"] == read.headers["headgate-owner"] == "api"
     assert put(client, name, POLICY | {"rate": 5}).status_code == 200
     assert client.delete(f"/v1/policies/{name}").status_code == 204
     assert client.get(f"/v1/policies/{name}").status_code == 404
@@ -220,7 +221,7 @@ def test_a_namespace_is_edited_like_a_policy(client: httpx.Client, name: str) ->
     assert client.get("/v1/policies").json()["namespaces"][name] == spread
     assert client.put(path, json={}, headers={"If-Match": tag}).json() == {"partitions": 1, "partition_by": []}
     lost = client.delete(path, headers={"If-Match": tag})
-    assert (lost.status_code, lost.json()["detail"].startswith(f"namespace '{name}' is at revision ")) == (412, True)
+    assert (lost.status_code, lost.json()["detail"].startswith(f"namespace {name} is at revision ")) == (412, True)
     assert client.delete(path, headers={"If-Match": "*"}).status_code == 204
     assert client.delete(path).status_code == 404
     newest = client.get("/v1/audit", params={"limit": 1}).json()["changes"][0]

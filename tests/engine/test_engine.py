@@ -15,6 +15,7 @@ from limiter.model.policy import PolicyError, PolicySet, read_policy
 from limiter.model.steps import Steps
 from limiter.planner import Planner
 from limiter.settings import Settings
+from limiter.store import keys
 from tests.support.nodes import until
 from tests.support.servers import Server, running
 
@@ -75,7 +76,7 @@ async def test_p6_a_policy_put_at_one_node_is_live_at_the_others(valkey: Server)
         await one.store.put(policy, who="a test", expected=None)
         await until(lambda: other.policies.policies == [policy])
         await until(lambda: one.policies.policies == [policy])
-        await one.store.delete("reads", who="a test", expected=None)
+        await one.store.delete("default", "reads", who="a test", expected=None)
         await until(lambda: other.policies.policies == [])
 
 
@@ -99,7 +100,7 @@ async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_o
             "the store's policies cannot be put in force, older ones still are: ValueError: unheard of"
         ]
         assert engine.policies.policies == []
-        await engine.store.delete("new", who="a test", expected=None)
+        await engine.store.delete("default", "new", who="a test", expected=None)
         await until(lambda: not engine.warnings())
 
 
@@ -169,14 +170,82 @@ async def test_s9_an_eviction_policy_is_warned_of(valkey: Server) -> None:
 async def test_s10_policies_are_restored_from_the_file_after_a_flush(valkey: Server, file: Path) -> None:
     async with running_engine(valkey.url, policies=file, deadline_ms=2000) as engine:
         await granted(engine)
-        before = (await engine.store.load()).revisions
+        before = (await engine.store.load()).kept
         valkey.client().flushall()
 
         async def restored() -> bool:
-            return (await engine.store.load()).revisions.keys() == before.keys()
+            return (await engine.store.load()).kept.keys() == before.keys()
 
         async with asyncio.timeout(10):
             while not await restored():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         await until(lambda: [policy.name for policy in engine.policies.policies] == ["reads"])
         assert (await granted(engine)).limits[0].balance == 48
+
+
+OWNED = "policies: [{name: reads, match: {service: orders}, rate: 1/d, capacity: 50}, {name: writes, rate: 10}]"
+
+
+async def kept_rates(engine: Engine) -> dict[str, object]:
+    return {policy.name: policy.rate for policy in (await engine.store.load()).policies.policies}
+
+
+async def test_f_p13_a_node_that_starts_with_an_older_file_does_not_undo_a_rollback(
+    valkey: Server, tmp_path: Path
+) -> None:
+    """F-P13: the runbook's rollback stays; the difference is told, and settable."""
+    path = tmp_path / "policies.yaml"
+    path.write_text(OWNED)
+    async with running_engine(valkey.url, policies=path) as engine:
+        assert engine.warnings() == []
+        path.write_text(OWNED.replace("rate: 10", "rate: 20"))
+    async with running_engine(valkey.url, policies=path) as engine:
+        assert await kept_rates(engine) == {"reads": "1/d", "writes": 20.0}, "its own it may change"
+        await engine.store.rollback("default", "writes", 1, who="ada")
+        await until(lambda: bool(engine.warnings()))
+    async with running_engine(valkey.url, policies=path) as engine:
+        assert await kept_rates(engine) == {"reads": "1/d", "writes": 10.0}
+        (warning,) = engine.warnings()
+        assert warning.startswith(
+            "policy default/writes in the file differs from the store, where it was changed over the API at revision 3"
+        )
+        assert "headgate policies apply --take-over" in warning
+        path.write_text(OWNED)
+        await engine.store.put(read_policy({"name": "writes", "rate": 20}), who="ada")
+        await until(lambda: not engine.warnings())  # as the file of this node says
+    async with running_engine(valkey.url, policies=path, policies_take_over=True) as engine:
+        assert await kept_rates(engine) == {"reads": "1/d", "writes": 10.0}
+        assert engine.warnings() == []
+
+
+async def test_a_file_removes_what_it_no_longer_contains_only_where_that_is_asked_for(
+    valkey: Server, tmp_path: Path
+) -> None:
+    """P12"""
+    path = tmp_path / "policies.yaml"
+    path.write_text(OWNED)
+    async with running_engine(valkey.url, policies=path) as engine:
+        await engine.store.put(read_policy({"name": "by-hand", "rate": 1}), who="ada")
+    path.write_text("policies: [{name: reads, match: {service: orders}, rate: 1/d, capacity: 50}]")
+    async with running_engine(valkey.url, policies=path) as engine:
+        assert set(await kept_rates(engine)) == {"reads", "writes", "by-hand"}
+    async with running_engine(valkey.url, policies=path, policies_prune=True, policies_owner="another") as engine:
+        assert set(await kept_rates(engine)) == {"reads", "writes", "by-hand"}, "nothing of its own to remove"
+    async with running_engine(valkey.url, policies_prune=True) as engine:
+        assert set(await kept_rates(engine)) == {"reads", "writes", "by-hand"}, "no file, nothing to compare with"
+    async with running_engine(valkey.url, policies=path, policies_prune=True) as engine:
+        assert set(await kept_rates(engine)) == {"reads", "by-hand"}
+
+
+async def test_the_first_node_of_a_new_version_takes_over_what_an_older_one_has_stored(
+    valkey: Server, file: Path
+) -> None:
+    """P12: policies were once kept by their names alone."""
+    text = b'{"name":"older","match":{"a":"b"},"namespace":"tenant","rate":5}'
+    valkey.command("HSET", keys.POLICIES_CURRENT, "p:older", b"1 " + text, "revision", b"1 lifename")
+    async with running_engine(valkey.url, policies=file) as engine:
+        assert [f"{policy.namespace}/{policy.name}" for policy in engine.policies.policies] == [
+            "default/reads", "tenant/older"
+        ]  # fmt: skip
+        assert engine.decider.planner.find("tenant", "older") is not None
+    assert valkey.command("HEXISTS", keys.POLICIES_CURRENT, "p:older") == 0

@@ -20,7 +20,9 @@ from limiter.store.connect import Link, open_link
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
 from limiter.store.inspect import CursorError
 from limiter.store.policies import PolicyMissing, PolicyStore, RevisionConflict, StoredPolicies
+from limiter.store.policy_entries import policy_place
 from limiter.store.policy_layout import REVISION, pack_entry, pack_logged, unpack_entry, unpack_logged
+from limiter.store.policy_sets import AppliedSet
 from limiter.store.scripts import PoliciesScript
 from tests.support.nodes import until
 from tests.support.proxy import Proxy
@@ -69,7 +71,7 @@ def model_shown(model: PolicyLog) -> object:
     return entries, list(map(pack_logged, model.audit)), histories
 
 
-names = st.sampled_from(["p:a", "p:b", "p:c", "n:default"])
+names = st.sampled_from(["p:default/a", "p:tenant/a", "p:b", "n:default"])
 texts = st.sampled_from([b"", b"", b'{"rate":1}', b'{"rate":2}', b"with a space \x00\xff\n"])
 expectations = st.sampled_from([ANY, ANY, ANY, 0, 1, 2, 3, 4])
 
@@ -83,6 +85,7 @@ def calls(draw: st.DrawFn) -> Call:
         action=draw(st.sampled_from(ACTIONS)),
         life=LIFE,
         expected=draw(st.sampled_from([ANY, ANY, ANY, 0, 1, 2, 3])),
+        owner=draw(st.sampled_from(["", "api", "file", "a.b-c_9"])),
     )
 
 
@@ -130,7 +133,7 @@ def test_what_is_remembered_is_bounded(valkey: Server) -> None:
         store.apply(call_of(Change("p:1", b"%d" % number)), START_US)
     assert store.client.llen(keys.policy_history("p:1")) == policy_log.HISTORY_MAX
     newest = unpack_logged(store.client.lindex(keys.POLICIES_AUDIT, 0))
-    assert newest == Logged(62, START_US, "put", "ada", "p:1", b"58", b"59")
+    assert newest == Logged(62, START_US, "put", "ada", "p:1", b"58", b"59", "")
 
 
 def test_the_number_of_entries_is_bounded(valkey: Server) -> None:
@@ -192,20 +195,36 @@ def rates(stored: StoredPolicies) -> dict[str, object]:
     return {policy.name: policy.rate for policy in stored.policies.policies}
 
 
+def revisions(stored: StoredPolicies) -> dict[str, int]:
+    return {place.title: kept.revision for place, kept in stored.kept.items()}
+
+
+def owners(stored: StoredPolicies) -> dict[str, str]:
+    return {place.title: kept.owner for place, kept in stored.kept.items()}
+
+
+def titles(applied: AppliedSet) -> tuple[int, list[str], list[str], list[str]]:
+    """What applying a set came to, by names."""
+    made, changed, removed = (
+        [place.title for place in places] for places in (applied.made, applied.changed, applied.removed)
+    )
+    return applied.revision, made, changed, removed
+
+
 async def test_an_empty_store_holds_nothing(store: PolicyStore) -> None:
-    assert await store.load() == StoredPolicies(0, PolicySet(), {})
+    assert await store.load() == StoredPolicies(0, PolicySet())
     assert await store.audit() == []
-    with pytest.raises(PolicyMissing, match="there is no policy 'reads'"):
-        await store.history("reads")
+    with pytest.raises(PolicyMissing, match="there is no policy default/reads"):
+        await store.history("default", "reads")
 
 
 async def test_what_is_put_is_loaded(store: PolicyStore) -> None:
     reads = policy(match={"operation": "read*", "customer": None}, capacity="500ms", reserve={"sheddable": "50%"})
     assert await store.put(reads, who="ada") == 1
     stored = await store.load()
-    assert (stored.revision, stored.policies.policies, dict(stored.revisions)) == (1, [reads], {"reads": 1})
+    assert (stored.revision, stored.policies.policies, revisions(stored)) == (1, [reads], {"default/reads": 1})
     assert [dump(found) for found in stored.policies.policies] == [dump(reads)]
-    assert (stored.get("reads"), stored.get("writes")) == (reads, None)
+    assert (stored.policy("default", "reads"), stored.policy("default", "writes")) == (reads, None)
 
 
 async def test_each_change_has_a_revision_of_its_own(store: PolicyStore) -> None:
@@ -213,10 +232,10 @@ async def test_each_change_has_a_revision_of_its_own(store: PolicyStore) -> None
     assert await store.put(policy("b"), who="ada") == 2
     assert await store.put(policy("a", rate=5), who="ada") == 3
     assert await store.put(policy("b"), who="ada") == 2, "nothing changed"
-    assert await store.delete("a", who="ada") == 4
+    assert await store.delete("default", "a", who="ada") == 4
     assert await store.put(policy("a"), who="ada", expected=0) == 5
     stored = await store.load()
-    assert (stored.revision, dict(stored.revisions)) == (5, {"a": 5, "b": 2})
+    assert (stored.revision, revisions(stored)) == (5, {"default/a": 5, "default/b": 2})
 
 
 async def test_p6_of_two_editors_at_once_one_is_told(store: PolicyStore) -> None:
@@ -227,32 +246,38 @@ async def test_p6_of_two_editors_at_once_one_is_told(store: PolicyStore) -> None
     )
     (winner,) = [number for number, result in enumerate(results) if not isinstance(result, Exception)]
     losers = [result for result in results if isinstance(result, Exception)]
-    assert all(isinstance(loser, RevisionConflict) and (loser.name, loser.found) == ("reads", 2) for loser in losers)
+    assert all(
+        isinstance(loser, RevisionConflict) and (loser.place.name, loser.found) == ("reads", 2) for loser in losers
+    )
     assert rates(await store.load()) == {"reads": winner + 1.0}
     assert len(await store.audit()) == 2
 
 
 async def test_p6_expectations(store: PolicyStore) -> None:
-    with pytest.raises(RevisionConflict, match="there is no policy 'reads'") as none_yet:
+    with pytest.raises(RevisionConflict, match="there is no policy default/reads") as none_yet:
         await store.put(policy(), who="ada", expected=1)
     assert none_yet.value.found == 0
     await store.put(policy(), who="ada", expected=0)
-    with pytest.raises(RevisionConflict, match="policy 'reads' is at revision 1"):
+    with pytest.raises(RevisionConflict, match="policy default/reads is at revision 1"):
         await store.put(policy(rate=5), who="ada", expected=0)
     with pytest.raises(RevisionConflict):
-        await store.delete("reads", who="ada", expected=7)
+        await store.delete("default", "reads", who="ada", expected=7)
     with pytest.raises(PolicyMissing):
-        await store.delete("writes", who="ada")
-    await store.delete("reads", who="ada", expected=1)
+        await store.delete("default", "writes", who="ada")
+    await store.delete("default", "reads", who="ada", expected=1)
     await store.put(policy(), who="ada", expected=0)
     with pytest.raises(RevisionConflict):  # deleted and made again is not the one that was read
-        await store.delete("reads", who="ada", expected=1)
+        await store.delete("default", "reads", who="ada", expected=1)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b}", "\ud800", "x\n", "x" * 10_000, "../a", "a\x00"])
 async def test_what_cannot_be_a_name_is_not_there(store: PolicyStore, name: str) -> None:
     """N3, N4"""
-    for attempt in (store.history(name), store.delete(name, who="ada"), store.rollback(name, 1, who="ada")):
+    for attempt in (
+        store.history("default", name),
+        store.delete("default", name, who="ada"),
+        store.rollback("default", name, 1, who="ada"),
+    ):
         with pytest.raises(PolicyMissing, match=r"^there is no policy '[ -~]{0,80}'$"):
             await attempt
 
@@ -261,7 +286,7 @@ async def test_the_audit_log_tells_who_did_what_and_when(store: PolicyStore, ser
     seconds, _ = server.command("TIME")
     await store.put(policy(), who="ada")
     await store.put(policy(rate=5), who="žofie")
-    await store.delete("reads", who="x" * 1000)
+    await store.delete("default", "reads", who="x" * 1000)
     newest, middle, oldest = await store.audit()
     assert (newest.action, newest.name, newest.before, newest.after) == (
         "delete", "reads", {"name": "reads", "rate": 5}, None
@@ -270,7 +295,7 @@ async def test_the_audit_log_tells_who_did_what_and_when(store: PolicyStore, ser
     assert (middle.action, middle.who, middle.revision, middle.kind) == ("put", "žofie", 2, "policy")
     assert (oldest.before, oldest.after) == (None, {"name": "reads", "rate": 100})
     assert all(0 <= entry.when_us - int(seconds) * 1_000_000 < 60_000_000 for entry in (newest, middle, oldest))
-    assert await store.history("reads") == [newest, middle, oldest]
+    assert await store.history("default", "reads") == [newest, middle, oldest]
     assert await store.audit(2) == [newest, middle]
     assert await store.audit(0) == []
 
@@ -278,7 +303,7 @@ async def test_the_audit_log_tells_who_did_what_and_when(store: PolicyStore, ser
 async def test_the_audit_log_is_read_page_by_page_while_it_grows(store: PolicyStore) -> None:
     await store.put(policy("first"), who="ada")
     await store.apply(policy_set(*(policy(f"p{number}") for number in range(7)), wide=4), who="file")
-    await store.delete("first", who="ada")
+    await store.delete("default", "first", who="ada")
     everything = await store.audit()
     assert len(everything) == 10
     read, cursor = [], ""
@@ -299,13 +324,13 @@ async def test_the_audit_log_is_read_page_by_page_while_it_grows(store: PolicySt
 async def test_namespaces_are_entries_like_policies(store: PolicyStore) -> None:
     wide = read_namespace("wide", {"partitions": 4, "partition_by": ["customer"]})
     assert await store.put_namespace("wide", wide, who="ada", expected=0) == 1
-    with pytest.raises(RevisionConflict, match="namespace 'wide' is at revision 1"):
+    with pytest.raises(RevisionConflict, match="namespace wide is at revision 1"):
         await store.put_namespace("wide", read_namespace("wide", {}), who="bob", expected=0)
     stored = await store.load()
-    assert (stored.policies.namespaces, dict(stored.namespace_revisions)) == ({"wide": wide}, {"wide": 1})
+    assert (stored.policies.namespaces, revisions(stored)) == ({"wide": wide}, {"namespace wide": 1})
     await store.delete_namespace("wide", who="ada", expected=1)
-    for missing in ("wide", "no name"):
-        with pytest.raises(PolicyMissing, match=f"there is no namespace '{missing}'"):
+    for missing, told in (("wide", "wide"), ("no name", "'no name'")):
+        with pytest.raises(PolicyMissing, match=f"there is no namespace {told}"):
             await store.delete_namespace(missing, who="ada")
     newest, oldest = await store.audit()
     assert (newest.kind, newest.name, newest.action, newest.after) == ("namespace", "wide", "delete", None)
@@ -315,28 +340,29 @@ async def test_namespaces_are_entries_like_policies(store: PolicyStore) -> None:
 async def test_rolling_back_puts_what_was(store: PolicyStore) -> None:
     await store.put(policy(), who="ada")
     await store.put(policy(rate=5), who="ada")
-    assert await store.rollback("reads", 1, who="bob") == 3
+    assert await store.rollback("default", "reads", 1, who="bob") == (policy(), 3)
     assert rates(await store.load()) == {"reads": 100.0}
-    await store.delete("reads", who="ada")
-    assert await store.rollback("reads", 2, who="bob") == 5, "what was deleted can come back"
+    await store.delete("default", "reads", who="ada")
+    back = await store.rollback("default", "reads", 2, who="bob")
+    assert back == (policy(rate=5), 5), "what was deleted can come back"
     assert rates(await store.load()) == {"reads": 5.0}
-    newest = (await store.history("reads"))[0]
+    newest = (await store.history("default", "reads"))[0]
     assert (newest.action, newest.who, newest.before) == ("rollback", "bob", None)
     for revision in (4, 9):  # the removal, and one that never was
-        with pytest.raises(PolicyMissing, match=f"there is no revision {revision} of policy 'reads'"):
-            await store.rollback("reads", revision, who="bob")
+        with pytest.raises(PolicyMissing, match=f"there is no revision {revision} of policy default/reads"):
+            await store.rollback("default", "reads", revision, who="bob")
     with pytest.raises(PolicyMissing):
-        await store.rollback("writes", 1, who="bob")
+        await store.rollback("default", "writes", 1, who="bob")
     with pytest.raises(RevisionConflict):
-        await store.rollback("reads", 1, who="bob", expected=4)
+        await store.rollback("default", "reads", 1, who="bob", expected=4)
 
 
 async def test_p2_what_is_no_longer_valid_is_not_rolled_back_to(store: PolicyStore, server: Server) -> None:
     await store.put(policy(), who="ada")
-    old = Logged(9, START_US, "put", "ada", "p:reads", b"", b'{"name":"reads","speed":1}')
-    server.command("LPUSH", keys.policy_history("p:reads"), pack_logged(old))
+    old = Logged(9, START_US, "put", "ada", "p:default/reads", b"", b'{"name":"reads","speed":1}')
+    server.command("LPUSH", keys.policy_history("p:default/reads"), pack_logged(old))
     with pytest.raises(PolicyError, match="speed: no such field"):
-        await store.rollback("reads", 9, who="ada")
+        await store.rollback("default", "reads", 9, who="ada")
     assert rates(await store.load()) == {"reads": 100.0}
 
 
@@ -350,13 +376,19 @@ async def test_applying_a_set_puts_only_what_differs(store: PolicyStore) -> None
     await store.put(policy("b"), who="ada")
     await store.put(policy("old"), who="ada")
     wanted = policy_set(policy("a"), policy("b", rate=5), policy("c"), wide=4)
-    assert await store.apply(wanted, who="file") == (4, ["c", "namespace 'wide'"], ["b"], [])
+    assert titles(await store.apply(wanted, who="file")) == (
+        4, ["default/c", "namespace wide"], ["default/b"], []
+    )  # fmt: skip
     stored = await store.load()
-    assert dict(stored.revisions) == {"a": 1, "b": 4, "c": 4, "old": 3}
+    assert revisions(stored) == {
+        "default/a": 1, "default/b": 4, "default/c": 4, "default/old": 3, "namespace wide": 4
+    }  # fmt: skip
     assert stored.policies.namespace("wide").partitions == 4
-    assert await store.apply(wanted, who="file") == (4, [], [], [])
-    assert await store.apply(wanted, who="file", prune=True) == (5, [], [], ["old"])
-    assert await store.apply(policy_set(), who="file", prune=True) == (6, [], [], ["a", "b", "c", "namespace 'wide'"])
+    assert titles(await store.apply(wanted, who="file")) == (4, [], [], [])
+    assert titles(await store.apply(wanted, who="file", prune=True)) == (5, [], [], ["default/old"])
+    revision, made, changed, removed = titles(await store.apply(policy_set(), who="file", prune=True))
+    assert (revision, made, changed) == (6, [], [])
+    assert sorted(removed) == ["default/a", "default/b", "default/c", "namespace wide"]
     assert (await store.load()).policies == PolicySet()
     assert {(entry.action, entry.who) for entry in await store.audit() if entry.revision > 3} == {("apply", "file")}
 
@@ -364,7 +396,7 @@ async def test_applying_a_set_puts_only_what_differs(store: PolicyStore) -> None
 async def test_the_order_of_fields_is_no_difference(store: PolicyStore) -> None:
     await store.put(policy(match={"a": "1", "b": "2"}), who="ada")
     again = policy_set(policy(match={"b": "2", "a": "1"}))
-    assert await store.apply(again, who="file") == (1, [], [], [])
+    assert titles(await store.apply(again, who="file")) == (1, [], [], [])
 
 
 async def test_many_nodes_may_apply_their_files_at_once(store: PolicyStore, link: Link) -> None:
@@ -379,7 +411,9 @@ async def test_many_nodes_may_apply_their_files_at_once(store: PolicyStore, link
 
 async def test_a_policy_beyond_all_bounds_is_refused(store: PolicyStore) -> None:
     huge = policy(weights={"operation": {f"operation-{number}": 1 for number in range(5000)}})
-    with pytest.raises(PolicyError, match=r"^policy 'reads': found \d+ bytes; allowed: at most 65536 bytes of JSON$"):
+    with pytest.raises(
+        PolicyError, match=r"^policy default/reads: found \d+ bytes; allowed: at most 65536 bytes of JSON$"
+    ):
         await store.put(huge, who="ada")
     assert (await store.load()).revision == 0
 
@@ -390,11 +424,12 @@ async def test_p2_a_damaged_policy_is_told_and_left_out(
     """P2, from the store's side: one that cannot be used does not take the others with it."""
     await store.put(policy("good"), who="ada")
     damaged = {
-        "p:bytes": b"\xff\x00",
-        "p:json": b"2 {",
-        "p:invalid": b'2 {"name":"invalid","rate":-1}',
-        "p:named": b'2 {"name":"otherwise","rate":1}',
-        "p:deep": b"2 " + b"[" * 60_000,
+        "p:default/bytes": b"\xff\x00",
+        "p:default/json": b"2 {",
+        "p:default/invalid": b'2 {"name":"invalid","rate":-1}',
+        "p:default/named": b'2 {"name":"otherwise","rate":1}',
+        "p:tenant/moved": b'2 {"name":"moved","rate":1}',
+        "p:default/deep": b"2@file " + b"[" * 60_000,
         "n:none": b'2 {"partitions":0}',
         "stray": b"1",
     }
@@ -403,21 +438,24 @@ async def test_p2_a_damaged_policy_is_told_and_left_out(
     stored = await store.load()
     assert rates(stored) == {"good": 100.0}
     assert stored.policies.namespaces == {}
-    assert stored.damaged.keys() == {
-        "policy 'bytes'", "policy 'json'", "policy 'invalid'", "policy 'named'", "policy 'deep'", "namespace 'none'",
-        "policy ''",
+    assert {place.title for place in stored.damaged} == {
+        "default/bytes", "default/json", "default/invalid", "default/named", "tenant/moved", "default/deep",
+        "namespace none", "default/",
     }  # fmt: skip
-    assert "rate: found -1" in stored.damaged["policy 'invalid'"]
+    assert "rate: found -1" in str(stored.damaged[policy_place("default", "invalid")].part)
+    assert stored.revision_of(policy_place("default", "deep")) == 2
     async with watching(store) as told:
         await until(lambda: told)
-    assert "policy 'invalid' is damaged and left out" in caplog.text
+    assert "policy default/invalid is damaged and left out" in caplog.text
     await store.apply(policy_set(policy("good"), policy("json")), who="ada", prune=True)
+    assert {place.title for place in (await store.load()).damaged} == {"default/deep"}, "which another owns"
+    await store.delete("default", "deep", who="ada", expected=2)
     assert (await store.load()).damaged == {}
 
 
 async def test_damaged_memories_are_passed_over(store: PolicyStore, server: Server) -> None:
     await store.put(policy(), who="ada")
-    for raw in (b"", b"nonsense", pack_logged(Logged(1, 1, "put", "a", "p:reads", b"", b"{"))):
+    for raw in (b"", b"nonsense", pack_logged(Logged(1, 1, "put", "a", "p:default/reads", b"", b"{"))):
         server.command("RPUSH", keys.POLICIES_AUDIT, raw)
     assert [entry.after for entry in await store.audit()] == [{"name": "reads", "rate": 100}, "{"]
 
@@ -523,7 +561,7 @@ async def test_a_node_is_told_what_there_is_and_what_changes(store: PolicyStore,
         await until(is_told(told, 1))
         await store.put(policy("b"), who="ada")
         await until(is_told(told, 2))
-        await store.delete("a", who="ada")
+        await store.delete("default", "a", who="ada")
         await until(is_told(told, 3))
     assert [sorted(rates(stored)) for stored in told] == [["a"], ["a", "b"], ["b"]]
 
@@ -632,11 +670,12 @@ async def test_what_has_not_changed_is_not_read_again(store: PolicyStore) -> Non
     first = await store.load()
     await store.put(policy("b", rate=5), who="ada")
     second = await store.load()
-    assert second.get("a") is first.get("a")
-    assert second.get("b") != first.get("b")
+    assert second.policy("default", "a") is first.policy("default", "a")
+    assert second.policy("default", "b") != first.policy("default", "b")
 
 
 async def test_entries_are_json_that_others_can_read(store: PolicyStore, server: Server) -> None:
     await store.put(policy(description="žlutý kůň"), who="ada")
-    raw = server.command("HGET", keys.POLICIES_CURRENT, "p:reads")
+    raw = server.command("HGET", keys.POLICIES_CURRENT, "p:default/reads")
+    assert raw.startswith(b"1@api {")
     assert json.loads(raw.partition(b" ")[2]) == {"name": "reads", "description": "žlutý kůň", "rate": 100}
