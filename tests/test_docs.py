@@ -185,7 +185,7 @@ def _like(line: str) -> str:
 def test_the_commands_on_policies_do_what_they_say(made_to_run: Running) -> None:
     printed = made_to_run.follow(blocks("docs/policies.md", "sh"))
     assert "docs/policies.example.yaml: 6 policies, all valid" in printed
-    assert "policy 'anonymous' is as it was at revision 1" in printed
+    assert "Rolled back default/anonymous to revision 1" in printed
 
 
 def test_load_is_reported_as_the_page_on_overload_says(made_to_run: Running) -> None:
@@ -212,7 +212,7 @@ def test_the_store_is_set_up_and_the_runbook_followed(workplace: Path) -> None:
         printed = follow(blocks("docs/operations.md", "sh"), workplace, free_port(), store_port=store.port)
         assert b"headgate" in store.command("ACL", "USERS")
     assert "PONG" in printed
-    assert "policy 'anonymous' is as it was at revision 1" in printed
+    assert "Rolled back default/anonymous to revision 1" in printed
 
 
 def stand_in(path: Path) -> None:

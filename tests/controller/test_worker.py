@@ -91,7 +91,7 @@ async def test_a_policy_that_comes_later_is_steered_too(valkey: Server) -> None:
         await until(lambda: controller.plans == {})
         await PolicyStore(link).apply(policies(capped(namespace="late")), who="test")
         await until(lambda: controller.owned == [Slot("late")], within_s=3)
-        await PolicyStore(link).delete("default", "capped", who="test")
+        await PolicyStore(link).delete("late", "capped", who="test")
         await until(lambda: controller.owned == [], within_s=3)
         assert Look(valkey, Slot("late")).owner() == "", "given back"
     await link.aclose()
