@@ -255,10 +255,10 @@ class SlotCycle:
         for name in names:
             raw = raws.get(name)
             record = None if raw is None else read_record(raw)
-            if record is None:
+            bucket = buckets.get(name)
+            if record is None or bucket is None:  # gone, or its policy went while it was read
                 self._forget(name)
                 continue
-            bucket = buckets[name]
             moved = self._steered(bucket, record, now_us) if name in touched else HELD
             order = None if bucket.guard is None else self._shed(name, bucket, record, reports.get(name, ()), now_us)
             bucket.seen_us = now_us

@@ -278,15 +278,15 @@ def judge_times(seen: customer.Report) -> Check:
 def judge_accounts(seen: customer.Report, node: Node, key: str) -> Check:
     """Balances in the store are what the well-behaved customer knows it spent, to the last unit."""
     page = ask(node, f"/v1/buckets?namespace={customer.NAMESPACE}&limit=100", key)
-    balances = {bucket["bucket"]: bucket["balance"] for bucket in page["buckets"]}
+    balances = {(row["policy"], row["bucket"].rpartition(":")[2]): row["balance"] for row in page["buckets"]}
     wrong = list(seen.complaints)
     for name, spent in seen.spent.items():
         if not spent:
             continue
-        left = balances.get(f"good-quota:{name}")
+        left = balances.get(("good-quota", name))
         if left != QUOTA - spent:
             wrong.append(f"quota of {name}: {left} instead of {QUOTA - spent}")
-        left = balances.get(f"good-work:{name}", 0.0)
+        left = balances.get(("good-work", name), 0.0)
         if not QUOTA - spent <= left <= QUOTA - spent + 1:  # a unit is refilled each day
             wrong.append(f"bucket of {name}: {left} instead of {QUOTA - spent}")
     found = "; ".join(wrong[:5]) or f"{seen.grants} acquires, {sum(seen.spent.values()):.0f} units of work"

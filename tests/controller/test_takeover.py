@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from limiter.controller.cycle import SlotCycle
 from limiter.controller.ownership import preferred
-from limiter.controller.plan import make_plans
+from limiter.controller.plan import Plan, make_plans
 from limiter.store import keys
 from limiter.store.connect import Link, open_link
 from limiter.store.keys import Slot
@@ -208,3 +208,34 @@ def test_up_runs_a_controller_and_ends_with_it(valkey: Server) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     assert look.owner() == "", "the lease was given back"
+
+
+class Interrupting(Watched):
+    """A link on which policies change while records are on their way."""
+
+    def __init__(self, link: Link, interrupt: Callable[[], None]) -> None:
+        super().__init__(link)
+        self._interrupt = interrupt
+
+    async def call(self, key: bytes, *command: bytes | str | float, timeout_s: float) -> Any:
+        answer = await super().call(key, *command, timeout_s=timeout_s)
+        if command[0] in ("MGET", b"MGET"):
+            self._interrupt()
+        return answer
+
+
+async def test_a_policy_that_goes_while_its_buckets_are_read_ends_no_cycle(valkey: Server) -> None:
+    """F-P7: found by the campaign; the slot was given up and started anew."""
+    limits = policies(capped())
+    plans: list[Plan] = []
+    link = Interrupting(await open_link(valkey.url), lambda: [cycle.adopt(plan) for plan in plans] and None)
+    steers = Steering(link)
+    lease = await steers.take(Slot())
+    assert lease is not None
+    cycle = SlotCycle(steers, Slot(), lease, make_plans(limits)["default"], cycle_s=0.1)
+    async with traffic(valkey.url, limits) as callers:
+        await callers.ask(ALL, work=5.0)
+        plans.append(Plan("default", 1, {}))
+        assert await cycle.run() == 1
+        assert cycle.buckets == {}
+    await link.aclose()
