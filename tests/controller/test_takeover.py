@@ -228,7 +228,12 @@ async def test_a_policy_that_goes_while_its_buckets_are_read_ends_no_cycle(valke
     """F-P7: found by the campaign; the slot was given up and started anew."""
     limits = policies(capped())
     plans: list[Plan] = []
-    link = Interrupting(await open_link(valkey.url), lambda: [cycle.adopt(plan) for plan in plans] and None)
+
+    def interrupt() -> None:
+        for plan in plans:
+            cycle.adopt(plan)
+
+    link = Interrupting(await open_link(valkey.url), interrupt)
     steers = Steering(link)
     lease = await steers.take(Slot())
     assert lease is not None
