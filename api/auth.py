@@ -13,19 +13,27 @@ import hmac
 import ipaddress
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from secrets import token_urlsafe
 from typing import Literal, NoReturn
+
+from limiter.model.criticality import Criticality
 
 audit = logging.getLogger("headgate.audit")
 
 KEY_PREFIX = "hg_"
 KEY_RANDOM_BYTES = 32
-FORM = "name:role:sha256[:namespace], as `headgate keys new` prints it"
+FORM = "name:role:sha256[:namespace[:max_criticality]], as `headgate keys new` prints it"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_BLANKS = frozenset(
+    hashlib.sha256("".join(blank).encode()).digest() for size in range(5) for blank in product(" \t\r\n", repeat=size)
+)
+"""Hashes of keys that are empty or nothing but white space: what `echo | sha256sum` makes of an unset variable."""
 
 
 Right = Literal["use", "view", "manage"]
@@ -62,6 +70,8 @@ class Principal:
     role: Role
     namespace: str | None = None
     """The only namespace it may touch; None: any."""
+    max_criticality: Criticality | None = None
+    """The highest class that its requests may have; None: any (Q12)."""
 
 
 ANYBODY = Principal("anybody", "admin")
@@ -78,16 +88,22 @@ class KeyEntry:
 def read_keys(text: str) -> list[KeyEntry]:
     """The entries of a list; KeyEntryError names the first that cannot be used."""
     entries = [_read_entry(number, entry.strip()) for number, entry in enumerate(text.split(","), 1) if entry.strip()]
-    names = [entry.principal.name for entry in entries]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    names = Counter(entry.principal.name for entry in entries)
+    twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
         raise KeyEntryError(f"the name {twice!r} stands twice; each key needs its own")
+    by_digest: dict[bytes, str] = {}
+    for entry in entries:
+        name = entry.principal.name
+        other = by_digest.setdefault(entry.digest, name)
+        if other != name:
+            raise KeyEntryError(f"{other!r} and {name!r} have the same hash; each needs a key of its own")
     return entries
 
 
 def _read_entry(number: int, entry: str) -> KeyEntry:
     parts = entry.split(":")
-    if len(parts) not in (3, 4):
+    if len(parts) not in (3, 4, 5):
         raise KeyEntryError(f"entry {number} does not have the form {FORM}")
     name, role, digest = parts[:3]
     if not _NAME.fullmatch(name):
@@ -96,16 +112,32 @@ def _read_entry(number: int, entry: str) -> KeyEntry:
         raise KeyEntryError(f"entry {number} ({name}): the role must be one of {', '.join(RIGHTS)}")
     if not _HASH.fullmatch(digest):
         raise KeyEntryError(f"entry {number} ({name}): the hash must be 64 hexadecimal digits, the SHA-256 of the key")
-    if len(parts) == 4 and not _NAME.fullmatch(parts[3]):
+    if bytes.fromhex(digest) in _BLANKS:
+        raise KeyEntryError(f"entry {number} ({name}): the hash is of an empty key, which would admit everybody")
+    namespace = parts[3] if len(parts) > 3 else None
+    if namespace == "" and len(parts) == 5:
+        namespace = None
+    if namespace is not None and not _NAME.fullmatch(namespace):
         raise KeyEntryError(f"entry {number} ({name}): the namespace must be a name")
-    return KeyEntry(Principal(name, role, parts[3] if len(parts) == 4 else None), bytes.fromhex(digest))
+    highest = _read_class(parts[4], f"entry {number} ({name})", role) if len(parts) == 5 else None
+    return KeyEntry(Principal(name, role, namespace, highest), bytes.fromhex(digest))
 
 
-def new_key(name: str, role: str, namespace: str | None = None) -> tuple[str, str]:
+def _read_class(text: str, place: str, role: Role) -> Criticality:
+    if role == "viewer":
+        raise KeyEntryError(f"{place}: a viewer makes no requests, so max_criticality has no effect")
+    try:
+        return Criticality(text)
+    except ValueError:
+        raise KeyEntryError(f"{place}: max_criticality must be one of {', '.join(Criticality)}") from None
+
+
+def new_key(name: str, role: str, namespace: str | None = None, max_criticality: str | None = None) -> tuple[str, str]:
     """A fresh key, and the entry to configure for it."""
     key = KEY_PREFIX + token_urlsafe(KEY_RANDOM_BYTES)
     digest = hashlib.sha256(key.encode()).hexdigest()
-    entry = ":".join([name, role, digest, *([namespace] if namespace else [])])
+    more = [namespace or "", max_criticality] if max_criticality else [namespace] if namespace else []
+    entry = ":".join([name, role, digest, *more])
     read_keys(entry)
     return key, entry
 
@@ -126,12 +158,13 @@ class Doorkeeper:
         if not self._entries:
             return ANYBODY
         scheme, _, key = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip() if scheme.lower() == b"bearer" else b"").digest()
+        key = key.strip() if scheme.lower() == b"bearer" else b""
+        digest = hashlib.sha256(key).digest()
         found = None
         for entry in self._entries:  # every one, however early it is found: the time tells nothing
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.principal
-        if found is None:
+        if found is None or not key:  # an empty key is nobody's, whatever the entries say
             raise Unauthenticated("a known API key is required, sent as Authorization: Bearer <key>")
         return found
 

@@ -111,7 +111,7 @@ class Plane:
             except Exception as error:
                 reply(render.failure(error))
             else:
-                asked.append((request, partial(self._decided, reply), idempotency_key))
+                asked.append((request, partial(self._decided, reply), idempotency_key, principal.max_criticality))
         self.engine.start_acquires(asked)
 
     def _begin_settles(self, arrived: list[_Arrived]) -> None:
@@ -180,7 +180,7 @@ class Plane:
                 except Forbidden as error:
                     place.put(render.failure(error))
                 else:
-                    asked.append((operation, place.decided, operation.idempotency_key))
+                    asked.append((operation, place.decided, operation.idempotency_key, principal.max_criticality))
             elif type(operation) is SettleOperation:
                 self._settle(principal, operation, place.put)
             else:

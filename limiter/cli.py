@@ -108,10 +108,11 @@ def new_api_key(
     name: Annotated[str, typer.Argument(help="Whose key it is; shown in logs.")],
     role: Annotated[str, typer.Option(help="caller, viewer or admin.")] = "caller",
     namespace: Annotated[str | None, typer.Option(help="The only namespace it may touch.")] = None,
+    max_criticality: Annotated[str | None, typer.Option(help="The highest class that its requests may have.")] = None,
 ) -> None:
     """Make an API key: shown once, here, and kept nowhere."""
     try:
-        key, entry = new_key(name, role, namespace)
+        key, entry = new_key(name, role, namespace, max_criticality)
     except KeyEntryError as error:
         _fail(str(error), EXIT_SETTINGS)
     else:

@@ -23,6 +23,7 @@ from limiter.errors import (
 )
 from limiter.local import LocalBuckets
 from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
+from limiter.model.criticality import NO_CLASSES, class_of
 from limiter.model.decision import limit_states, pressure, refusal
 from limiter.model.expiry import Expiries
 from limiter.model.limit import Limit, policy_of
@@ -58,8 +59,8 @@ from limiter.store.told import Done, Told
 _DEBITED = Verdict.DEBITED
 _GRANTED = AcquireStatus.GRANTED
 
-Asked = tuple[AcquireRequest, Done[Decision], str | None]
-"""A request, whom to tell, and its idempotency key."""
+Asked = tuple[AcquireRequest, Done[Decision], str | None, Criticality | None]
+"""A request, whom to tell, its idempotency key, and the highest class it may have; None: any."""
 _Row = tuple[str, float, float]
 """A bucket, how it weighs work, and how soon (ms) its policy expects an answer."""
 
@@ -260,7 +261,7 @@ class Decider:
         self, request: AcquireRequest, done: Done[Decision], *, idempotency_key: str | None = None
     ) -> None:
         """The same without a coroutine: `done` is told the decision, or why there is none."""
-        self.start_acquires([(request, done, idempotency_key)])
+        self.start_acquires([(request, done, idempotency_key, None)])
 
     def start_acquires(self, asked: Iterable[Asked]) -> None:
         """The same for many at once."""
@@ -268,9 +269,9 @@ class Decider:
         deadline_s = asyncio.get_running_loop().time() + self._deadline_s
         going: dict[Slot, list[_Case]] = {}
         slot, cases = None, []
-        for request, done, idempotency_key in asked:
+        for request, done, idempotency_key, highest in asked:
             try:
-                case = self._case(request, done, idempotency_key, now_s, deadline_s)
+                case = self._case(request, done, idempotency_key, highest, now_s, deadline_s)
                 if case is not None:
                     case.plan(now_us)
                     if case.slot is not slot:
@@ -287,6 +288,7 @@ class Decider:
         request: AcquireRequest,
         done: Done[Decision],
         idempotency_key: str | None,
+        highest: Criticality | None,
         now_s: float,
         deadline_s: float,
     ) -> _Case | None:
@@ -296,6 +298,11 @@ class Decider:
             self._deny(request, limits.denied_by, done)
             return None
         case = _Case(self, request, slot, limits, self._ids.next(), done, idempotency_key, deadline_s)
+        if limits.classes is not None or highest is not None:
+            case.criticality = class_of(
+                request.criticality, request.descriptor, limits.classes or NO_CLASSES,
+                default=self.default_criticality, highest=highest,
+            )  # fmt: skip
         for limit in limits:
             limit.retries.count(request.attempt, now_s)
             if limit.sheds and case.lot is None:
@@ -412,6 +419,7 @@ class Decider:
         if len(memo.rows) != len(answer.buckets) or len(memo.id) != ID_SIZE:
             raise NotDecided("record_damaged", _DAMAGED_MEMO)
         first = _Case(self, case.request, case.slot, case.limits, memo.id, case.done, None, case.deadline_s)
+        first.criticality = case.criticality
         if memo.draw is not None:
             first.draw(memo.draw)
         if [bucket for bucket, *_ in memo.rows] != [want.bucket for want in wants]:

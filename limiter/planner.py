@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, Self
 
+from limiter.model.criticality import Classes, lowest
 from limiter.model.limit import Limit, limit_of
 from limiter.model.matching import Matcher
 from limiter.model.operations import TOO_LARGE, Charge, Want
@@ -23,6 +25,7 @@ class Rule(NamedTuple):
     limits: tuple[Limit, ...]
     denies: bool
     shadow: bool
+    classes: Classes
 
 
 class Covered(tuple[Limit, ...]):
@@ -32,13 +35,19 @@ class Covered(tuple[Limit, ...]):
     """The policy that refuses whatever it covers (W17); None where there is none."""
     denied_in_shadow: bool
     """Whether a policy would have, if it did not only watch."""
+    classes: Classes | None
+    """How the class of a request is found; None where it is what the request claims, or the node's default."""
 
-    def __new__(cls, rules: Iterable[Rule]) -> Self:
-        """Put together what the policies that apply have to say."""
+    def __new__(cls, rules: Iterable[Rule], default: Criticality | None = None) -> Self:
+        """Put together what the policies that apply have to say; `default` is the class of their namespace."""
         found = list(rules)
         made = super().__new__(cls, [limit for rule in found for limit in rule.limits])
         made.denied_by = next((rule.name for rule in found if rule.denies and not rule.shadow), None)
         made.denied_in_shadow = any(rule.denies and rule.shadow for rule in found)
+        tables = tuple(table for rule in found for table in rule.classes.tables)
+        defaults = [rule.classes.default for rule in found if rule.classes.default is not None]
+        classes = Classes(tables, lowest(defaults) if defaults else default)
+        made.classes = None if classes == Classes() else classes
         return made
 
 
@@ -85,8 +94,10 @@ class Planner:
             yield
             space = before._spaces.get(name) if before else None  # noqa: SLF001  one of us
             if space is None or not space.fits(policies.namespace(name), found):
-                matcher = yield from Matcher.steps(list(found.values()), Covered)
-                space = _Space(name, policies.namespace(name), found, matcher)
+                spread = policies.namespace(name)
+                conclude = partial(Covered, default=spread.default_criticality)
+                matcher = yield from Matcher.steps(list(found.values()), conclude)
+                space = _Space(name, spread, found, matcher)
             self._spaces[name] = space
 
     def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Covered]:
@@ -143,7 +154,8 @@ class _Resolved(NamedTuple):
 
 def _rule(policy: Policy, partitions: int) -> Rule:
     limits = tuple(Limit(part, partitions=partitions) for part in policy.parts())
-    return Rule(policy.name, policy.match, policy.group, limits, policy.deny, policy.shadow)
+    classes = Classes(tuple(policy.criticality_by.items()), policy.default_criticality)
+    return Rule(policy.name, policy.match, policy.group, limits, policy.deny, policy.shadow, classes)
 
 
 class _Space:

@@ -9,8 +9,9 @@ A class of rank 0 is never refused by a throttle or by utilisation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Criticality(StrEnum):
@@ -20,6 +21,48 @@ class Criticality(StrEnum):
     CRITICAL = "critical"
     SHEDDABLE_PLUS = "sheddable_plus"
     SHEDDABLE = "sheddable"
+
+
+_ORDER = {criticality: number for number, criticality in enumerate(Criticality)}
+
+
+class Classes(NamedTuple):
+    """What policies and their namespace say of the class of a request (G4, Q12)."""
+
+    tables: tuple[tuple[str, Mapping[str, Criticality]], ...] = ()
+    """A dimension, and the classes that its values are assigned."""
+    default: Criticality | None = None
+    """Of requests that claim none and are assigned none; None: the node's."""
+
+
+NO_CLASSES = Classes()
+
+
+def lowest(classes: Iterable[Criticality]) -> Criticality:
+    """The least critical of some classes."""
+    return max(classes, key=_ORDER.__getitem__)
+
+
+def class_of(
+    claimed: Criticality | None,
+    descriptor: Mapping[str, str],
+    classes: Classes,
+    *,
+    default: Criticality,
+    highest: Criticality | None,
+) -> Criticality:
+    """The class of a request: the lowest of what it claims, what it is assigned and the highest that its key may have.
+
+    Who claims none has what is assigned, or else a default: of the policies or the namespace, or else the node's.
+    """
+    found = [table[descriptor[name]] for name, table in classes.tables if descriptor.get(name) in table]
+    if claimed is not None:
+        found.append(claimed)
+    elif not found:
+        found.append(classes.default or default)
+    if highest is not None:
+        found.append(highest)
+    return lowest(found)
 
 
 Ranks = Mapping[Criticality, float]

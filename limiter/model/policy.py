@@ -361,15 +361,28 @@ Zone = Annotated[str, BeforeValidator(_zone)]
 Dimensions = Annotated[list[Dimension], Field(max_length=DIMENSIONS_MAX), AfterValidator(_unique)]
 
 
+def _filled(table: dict[str, Any]) -> dict[str, Any]:
+    if not table:
+        raise _refuse("at least one value of the dimension", found="none")
+    return table
+
+
+WeightTable = Annotated[dict[Value, Weight], AfterValidator(_filled)]
+ClassTable = Annotated[
+    dict[Value, Annotated[Criticality, Field(strict=False)]], Field(max_length=LISTED_MAX), AfterValidator(_filled)
+]
+
+
 class _Part(BaseModel):
     model_config = STRICT
 
 
 class Namespace(_Part):
-    """How a namespace is spread over slots (R9)."""
+    """How a namespace is spread over slots (R9), and the class of its requests that claim none (G4)."""
 
     partitions: Partitions = 1
     partition_by: Dimensions = []
+    default_criticality: Annotated[Criticality, Field(strict=False)] | None = None
 
     @model_validator(mode="after")
     def _is_spread_by_something(self) -> Self:
@@ -470,9 +483,11 @@ class Policy(_Part):
     stop_debt: Debt | None = None
     settle_threshold: Threshold = 0.0
     reserve: dict[Annotated[Criticality, Field(strict=False)], Reserve] = {}
-    weights: Annotated[dict[Dimension, dict[Value, Weight]], Field(max_length=DIMENSIONS_MAX)] = {}
+    weights: Annotated[dict[Dimension, WeightTable], Field(max_length=DIMENSIONS_MAX)] = {}
     quota: Quota | None = None
     overload: Overload | None = None
+    criticality_by: Annotated[dict[Dimension, ClassTable], Field(max_length=DIMENSIONS_MAX)] = {}
+    default_criticality: Annotated[Criticality, Field(strict=False)] | None = None
     on_store_failure: Annotated[OnStoreFailure, Field(strict=False)] = OnStoreFailure.LOCAL
     shadow: bool = False
 

@@ -1,6 +1,8 @@
 """Who may do what (H3, H4), the same in both lanes; and the keys themselves."""
 
+import hashlib
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.auth import FORM, KeyEntryError, new_key, read_keys
+from api.auth import FORM, Doorkeeper, KeyEntry, KeyEntryError, Principal, Unauthenticated, new_key, read_keys
 from limiter.settings import SettingsError
 from tests.api.live import Lane, LiveApi, ask, live
 from tests.support.servers import Server
@@ -24,6 +26,8 @@ KEYS = {
     ]
 }
 ENTRIES = ", ".join(entry for _, entry in KEYS.values())
+CLASSES = "critical_plus, critical, sheddable_plus, sheddable"
+EMPTY = "entry 1 (a): the hash is of an empty key, which would admit everybody"
 POLICY = {"match": {"x": "y"}, "rate": 1}
 
 
@@ -177,18 +181,47 @@ def test_a_new_key_is_random_and_its_entry_does_not_hold_it() -> None:
     ("text", "message"),
     [
         ("shop", f"entry 1 does not have the form {FORM}"),
-        ("a:caller:0:b:c", f"entry 1 does not have the form {FORM}"),
+        ("a:caller:0:b:c:d", f"entry 1 does not have the form {FORM}"),
         (f"a:caller:{'0' * 64},a b:caller:00", "entry 2: the name must be 1 to 64 letters, digits, '.', '_' or '-'"),
         ("a:owner:00", "entry 1 (a): the role must be one of caller, viewer, admin"),
         ("a:caller:00", "entry 1 (a): the hash must be 64 hexadecimal digits, the SHA-256 of the key"),
         (f"a:caller:{'0' * 64}:x y", "entry 1 (a): the namespace must be a name"),
+        (f"a:caller:{'0' * 64}:", "entry 1 (a): the namespace must be a name"),
+        (f"a:caller:{'0' * 64}::vip", f"entry 1 (a): max_criticality must be one of {CLASSES}"),
+        (f"a:viewer:{'0' * 64}::critical",
+         "entry 1 (a): a viewer makes no requests, so max_criticality has no effect"),
+        (f"a:caller:{'0' * 64},b:admin:{'0' * 64}", "'a' and 'b' have the same hash; each needs a key of its own"),
+        (f"a:admin:{hashlib.sha256(b'').hexdigest()}", EMPTY),
+        (f"a:admin:{hashlib.sha256(b' ').hexdigest()}", EMPTY),
+        (f"a:admin:{hashlib.sha256(chr(10).encode()).hexdigest()}", EMPTY),
+        (f"a:admin:{hashlib.sha256(b' ' + bytes([13, 10])).hexdigest()}", EMPTY),
         (f"a:caller:{'0' * 64},a:admin:{'1' * 64}", "the name 'a' stands twice; each key needs its own"),
     ],
 )  # fmt: skip
 def test_a_bad_entry_is_named(text: str, message: str) -> None:
+    """F-H16: also the hash of an empty key, and one hash under two names. No message shows a hash."""
     with pytest.raises(KeyEntryError) as refused:
         read_keys(text)
     assert str(refused.value) == message
+    assert not re.search("[0-9a-f]{32}", str(refused.value))
+
+
+@pytest.mark.parametrize("authorization", [None, b"", b"Bearer", b"Bearer ", b"Bearer  \t", b"Basic x", b"bearer \n"])
+def test_an_empty_key_is_nobody_s_whatever_the_entries_say(authorization: bytes | None) -> None:
+    """F-H16"""
+    entry = KeyEntry(Principal("everybody", "admin"), hashlib.sha256(b"").digest())
+    with pytest.raises(Unauthenticated):
+        Doorkeeper([entry]).identify(authorization)
+
+
+def test_a_highest_class_is_read_with_and_without_a_namespace() -> None:
+    """Q12"""
+    for namespace in (None, "tenant1"):
+        _, entry = new_key("jobs", "caller", namespace, "sheddable_plus")
+        (read,) = read_keys(entry)
+        assert (read.principal.namespace, read.principal.max_criticality) == (namespace, "sheddable_plus")
+    with pytest.raises(KeyEntryError):
+        new_key("jobs", "caller", None, "vip")
 
 
 def test_no_entries_are_no_keys() -> None:

@@ -44,8 +44,8 @@ no API keys: make one with `headgate keys new` and put its entry into apiKeys.en
 API keys twice: set one of apiKeys.entries and apiKeys.existingSecret
 {{- end }}
 {{- range $index, $entry := .Values.apiKeys.entries }}
-{{- if not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:(caller|viewer|admin):[0-9a-f]{64}(:[A-Za-z0-9][A-Za-z0-9._-]{0,63})?$" $entry) }}
-apiKeys.entries[{{ $index }}] does not have the form name:role:sha256[:namespace], as `headgate keys new` prints it
+{{- if not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:(caller|viewer|admin):[0-9a-f]{64}(:[A-Za-z0-9][A-Za-z0-9._-]{0,63}|:([A-Za-z0-9][A-Za-z0-9._-]{0,63})?:(critical_plus|critical|sheddable_plus|sheddable))?$" $entry) }}
+apiKeys.entries[{{ $index }}] does not have the form name:role:sha256[:namespace[:max_criticality]], as `headgate keys new` prints it
 {{- end }}
 {{- end }}
 {{- if and .Values.secret.value .Values.secret.existingSecret }}
