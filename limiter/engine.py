@@ -13,7 +13,7 @@ from contextlib import suppress
 from os import urandom
 
 from limiter.decider import Asked, Decider
-from limiter.errors import UnfitField
+from limiter.errors import NotDecided, UnfitField
 from limiter.model.contract import AcquireRequest, Decision, Settled, SettleRequest, SignalRequest, SignalsTaken
 from limiter.model.limit import Limit
 from limiter.model.overload import is_signal_name
@@ -31,7 +31,7 @@ from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policy_entries import policy_place
 from limiter.store.policy_sets import Foreign, foreign_steps
 from limiter.store.secret import shared_secret
-from limiter.store.signals import Signals
+from limiter.store.signals import Signals, TooManyReports
 from limiter.store.slices import in_slices
 from limiter.store.told import Done
 
@@ -98,7 +98,10 @@ class Engine:
             raise PolicyMissing(policy_place(request.namespace, request.policy))
         limit = _check_report(request, rule)
         slots, bucket = planner.places(request.namespace, limit, request.key)
-        await self._signals.report(slots, bucket, request.source, request.signals)
+        try:
+            await self._signals.report(slots, bucket, request.source, request.signals)
+        except TooManyReports as error:
+            raise NotDecided("node_busy", f"this report was not taken: {error}; report again in a moment") from None
         return SignalsTaken(bucket, len(slots), request.signals)
 
     def start_acquires(self, asked: Iterable[Asked]) -> None:

@@ -1,9 +1,16 @@
-"""Reports of load on their way into the store (G5). The controller reads them with `Steering.signals`."""
+"""Reports of load on their way into the store (G5). The controller reads them with `Steering.signals`.
+
+A report for all buckets of a policy is one call for each partition, a thousand at most. Decisions need the connections
+and the node's time more than reports do:
+
+    IN_FLIGHT_MAX   calls of all reports are under way at once, and EACH_MAX of one report; the rest wait their turn
+    WAITING_MAX     calls may wait in all; a report that would make them more is refused
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from redis.exceptions import NoScriptError
 
@@ -12,6 +19,13 @@ from limiter.store.keys import Slot
 from limiter.store.scripts import SignalScript
 
 TIMEOUT_S = 1.0
+IN_FLIGHT_MAX = 4
+EACH_MAX = 2
+WAITING_MAX = 8192
+
+
+class TooManyReports(Exception):
+    """More reports are waiting than this node brings to the store in a few seconds."""
 
 
 class Signals:
@@ -21,10 +35,30 @@ class Signals:
         self._link = link
         self._timeout_s = timeout_s
         self._script = SignalScript()
+        self._turns = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._waiting = 0
 
     async def report(self, slots: Sequence[Slot], bucket: str, source: str, loads: Mapping[str, float]) -> None:
         """Keep a report in every partition that has such a bucket. A repeat changes nothing but its time."""
-        await asyncio.gather(*(self._report(slot, bucket, source, loads) for slot in slots))
+        if self._waiting and self._waiting + len(slots) > WAITING_MAX:
+            raise TooManyReports(f"{self._waiting} calls of other reports are waiting for the store")
+        self._waiting += len(slots)
+        left = (slot for slot in slots)
+        workers = [
+            asyncio.create_task(self._work(left, bucket, source, loads)) for _ in range(min(EACH_MAX, len(slots)))
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            self._waiting -= len(slots)
+
+    async def _work(self, left: Iterator[Slot], bucket: str, source: str, loads: Mapping[str, float]) -> None:
+        """Keep a report in one partition after the other, until none is left."""
+        for slot in left:
+            async with self._turns:
+                await self._report(slot, bucket, source, loads)
 
     async def _report(self, slot: Slot, bucket: str, source: str, loads: Mapping[str, float]) -> None:
         script = self._script
