@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from api import limits
 from api.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
 from api.json_text import DEPTH_MAX, PARTS_MAX
+from api.policy_routes import SET_BYTES_MAX
 from api.responses import DOCUMENT_BYTES_MAX
 from api.server import KEEP_ALIVE_S
 from api.turns import IN_PROGRESS_MAX
@@ -41,6 +42,7 @@ from limiter.settings import Settings
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.connect import OLDEST, open_link
 from limiter.store.scripts import load_source
+from limiter.store.signals import WAITING_MAX
 from tests.support.servers import Server
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -153,12 +155,14 @@ def test_the_limits_on_requests_are_those_of_the_code() -> None:
         "idle connection": [KEEP_ALIVE_S],
         "operations in a batch": [OPERATIONS_MAX],
         "operations of batches in progress, each process": [IN_PROGRESS_MAX],
+        "reports of load that wait for the store, each process": [WAITING_MAX],
         "dimensions of a descriptor": dimension,
         "`Idempotency-Key`": [IDEMPOTENCY_KEY_MAX],
         "numbers": [0, 2, 53],
         "nesting of JSON": [DEPTH_MAX],
         "objects, lists and commas in a body": [PARTS_MAX],
         "document of a policy or a namespace": [DOCUMENT_BYTES_MAX],
+        "document of a whole set of policies": [SET_BYTES_MAX],
         "policies that cover one request": [BUCKETS_PER_OPERATION_MAX],
     }
 
