@@ -20,8 +20,10 @@ TTL_US = 60_000_000
 def policy_of(mechanism: Mechanism, committed: float) -> Policy:
     """The policy that is simulated; all but the mechanism is the same."""
     # A second's worth may gather by either mechanism: neither is better for being let do more.
-    document = {"name": "simulated", "rate": committed, "capacity": "1s", "burst": "1s", "charge": "learned"}
-    return read_policy(document | {"mechanism": str(mechanism)})
+    gathers = {} if mechanism is Mechanism.REQUESTS else {"capacity": "1s"}
+    gathers |= {} if mechanism is Mechanism.WORK else {"burst": "1s"}
+    document = {"name": "simulated", "rate": committed, "charge": "learned", "mechanism": str(mechanism)}
+    return read_policy(document | gathers)
 
 
 class Bucket:
