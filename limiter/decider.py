@@ -26,10 +26,9 @@ from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, S
 from limiter.model.criticality import NO_CLASSES, class_of
 from limiter.model.decision import limit_states, pressure, refusal
 from limiter.model.expiry import Expiries
-from limiter.model.limit import Limit, policy_of
+from limiter.model.limit import Limit
 from limiter.model.operations import (
     LATE_US,
-    LEARNED,
     Acquire,
     AcquireAnswer,
     AcquireStatus,
@@ -394,7 +393,7 @@ class Decider:
         request = case.request
         charges = _charges(case, wants, answers, degraded=degraded)
         if is_new and not request.dry_run:
-            self._expect_settle(case, charges, now_us)
+            self._expect_settle(case, answers, now_us)
         return Granted(
             "" if request.dry_run else self._sign(case, charges, now_us),
             _charged(case, wants, answers),
@@ -404,11 +403,13 @@ class Decider:
             degraded,
         )
 
-    def _expect_settle(self, case: _Case, charges: Sequence[Charge], now_us: int) -> None:
+    def _expect_settle(self, case: _Case, answers: Sequence[BucketAnswer], now_us: int) -> None:
         """Count the reservation, to know one day whether it was settled (W14)."""
         life_us = case.request.ttl_ms * 1000 + self._late_us
-        for charge in charges:
-            self.expiries.granted((case.slot.namespace, policy_of(charge.bucket)), now_us + life_us, life_us)
+        over_us = now_us + life_us
+        for number, answer in enumerate(answers):
+            if answer.verdict is _DEBITED:
+                self.expiries.granted(case.limits[number].key, over_us, life_us)
 
     def _replay(self, case: _Case, wants: Sequence[Want], answer: AcquireAnswer) -> Decision:
         """The first answer under an idempotency key, whatever has changed since."""
@@ -553,13 +554,13 @@ def _charges(
         if answer.verdict is _DEBITED:
             weight = limit.weight(descriptor) if limit.weights else 1.0
             charge = 0.0 if degraded else answer.charge
-            lost = 0.0
-            if charge < wanted.charge and not (answer.in_requests or degraded or wanted.how & LEARNED):
-                lost = 0.0 if case.request.lease else wanted.charge - charge
             expected_ms = NO_LATENCY if limit.expectations is None else case.expected_of(limit)
             # A request's token was the price, whatever its work: a settle corrects nothing (W16).
             in_requests = answer.in_requests or limit.counts
-            charges.append(Charge(wanted.bucket, charge, weight, None, in_requests, expected_ms, lost))
+            made = Charge(wanted.bucket, charge, weight, None, in_requests, expected_ms)
+            if charge < wanted.charge and not (in_requests or degraded or case.request.lease or wanted.how):
+                made = made.but(uncollected=wanted.charge - charge)
+            charges.append(made)
     return tuple(charges)
 
 

@@ -44,9 +44,9 @@ class Limit:
     time."""
 
     __slots__ = (
-        "bucket", "charge", "counts", "expectations", "how_estimated", "how_unsaid", "learned", "listens", "mechanism",
-        "minimums", "name", "on_store_failure", "per", "period", "request_max", "retries", "shadow", "sheds", "terms",
-        "weights", "zone",
+        "bucket", "charge", "counts", "expectations", "how_estimated", "how_unsaid", "key", "learned", "listens",
+        "mechanism", "minimums", "name", "on_store_failure", "per", "period", "request_max", "retries", "shadow",
+        "sheds", "terms", "weights", "zone",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, *, partitions: int = 1) -> None:
@@ -54,6 +54,7 @@ class Limit:
         self.name = policy.name
         self.bucket = bucket_prefix(policy)
         """What the names of its buckets begin with."""
+        self.key = (policy.namespace, policy.name)
         self.retries = RetryMeter()
         self.per = tuple(policy.per)
         self.shadow = policy.shadow

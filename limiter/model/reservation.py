@@ -117,12 +117,15 @@ def _pack(reservation: Reservation) -> bytes:
         reservation.class_number, reservation.partition, len(charges), len(name),
     ) + name  # fmt: skip
     for charge in charges:
-        raw, expected_ms = charge.bucket.encode(), charge.expected_ms
+        raw, expected_ms, uncollected = charge.bucket.encode(), charge.expected_ms, charge.uncollected
+        if expected_ms != expected_ms and not uncollected:  # by far the most
+            packed += _CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(raw)) + raw
+            continue
         bits, more = int(charge.in_requests), b""
         if expected_ms == expected_ms:
             bits, more = bits + _EXPECTS, _MORE.pack(expected_ms)
-        if charge.uncollected:
-            bits, more = bits + _UNPAID, more + _MORE.pack(charge.uncollected)
+        if uncollected:
+            bits, more = bits + _UNPAID, more + _MORE.pack(uncollected)
         packed += _CHARGE.pack(charge.charge, charge.weight, bits, len(raw)) + raw + more
     return packed if reservation.late_us == LATE_US else packed + _LATE.pack(reservation.late_us)
 

@@ -15,9 +15,9 @@ from binascii import b2a_base64
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from limiter.model.bucket import Params
 from limiter.model.tally import CallTally
@@ -28,6 +28,7 @@ from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, Stor
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
+from limiter.store.node import pack
 from limiter.store.scripts import Row, Script
 from limiter.store.told import Done, Told
 
@@ -57,6 +58,9 @@ CALL_LIFETIME_US = 5_000_000
 CALL_ID_SIZE = 12
 PAUSE_S = 0.005
 """Between attempts."""
+
+DRAIN_LOOK_S = 0.001
+"""Between one look whether anything is in flight and the next, while a node ends."""
 
 OpT = TypeVar("OpT")
 AnswerT = TypeVar("AnswerT")
@@ -182,7 +186,7 @@ class Batcher(Generic[OpT, AnswerT]):
             if self._tasks:
                 await asyncio.wait(self._tasks)
             else:
-                await asyncio.sleep(0)  # a lane is about to start
+                await asyncio.sleep(DRAIN_LOOK_S)  # a lane is about to start, or its call is on the wire
 
     def _start(self, lane: _Lane[OpT, AnswerT]) -> None:
         lane.scheduled = False
@@ -191,11 +195,46 @@ class Batcher(Generic[OpT, AnswerT]):
             self._forget_if_idle(lane)
             return
         lane.calls += 1
-        task = asyncio.get_running_loop().create_task(self._flush(lane, batch))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        call = _Call(self, lane, batch, b2a_base64(self._ids.next(), newline=False))
+        if not self._send_at_once(call):
+            self.go_on(call)
         if lane.waiting and self._may_call(lane):
             self._start(lane)
+
+    def _send_at_once(self, call: _Call[OpT, AnswerT]) -> bool:
+        """The way of nearly all calls; False where a coroutine has to go on, and nothing was sent."""
+        if not self._clock.is_set:
+            return False
+        now_s = asyncio.get_running_loop().time()
+        try:
+            packed = pack("EVALSHA", self._script.sha, *self._arguments(call))
+        except Exception:
+            log.debug("a call could not be packed", exc_info=True)
+            return False  # the coroutine meets it as well, and tells those who wait
+        # The first attempt leaves time for a second one, should its connection turn out to be dead.
+        attempt_s = now_s + (call.deadline_s - now_s) / 2
+        return self._link.send(call.lane.slot.prefix, packed, call.replied, deadline_s=attempt_s)
+
+    def replied(self, call: _Call[OpT, AnswerT], reply: Any) -> None:
+        """What came of a call that was sent at once: answers, or a reason to go on."""
+        if type(reply) is not bytes:
+            if not isinstance(reply, Exception):
+                reply = ResponseError(f"a reply of {type(reply).__name__}")
+            self.go_on(call, reply)
+            return
+        try:
+            answers = self._answers(call, reply)
+        except Exception as error:
+            self.go_on(call, error)
+        else:
+            self._tell(call, answers)
+            self._landed(call)
+
+    def go_on(self, call: _Call[OpT, AnswerT], error: Exception | None = None) -> None:
+        """In a coroutine, with the same id: repairs take time."""
+        task = asyncio.get_running_loop().create_task(self._flush(call, error))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _take(self, lane: _Lane[OpT, AnswerT]) -> list[Waiting[OpT, AnswerT]]:
         """The next batch: in order, without those that gave up, one set of parameters a bucket."""
@@ -212,80 +251,119 @@ class Batcher(Generic[OpT, AnswerT]):
             queue.popleft()
         return batch
 
-    async def _flush(self, lane: _Lane[OpT, AnswerT], batch: list[Waiting[OpT, AnswerT]]) -> None:
-        began_s = time.perf_counter()  # the loop's own time may count in milliseconds
+    async def _flush(self, call: _Call[OpT, AnswerT], error: Exception | None) -> None:
         try:
-            answers = await self._send(lane.slot, batch)
+            answers = await self._send(call, error)
         except asyncio.CancelledError:  # the loop is closing: nobody may be left waiting
-            for waiting in (*batch, *lane.waiting):
+            for waiting in (*call.batch, *call.lane.waiting):
                 waiting.tell(StoreUnavailable("the node is ending"))
             raise
-        except ResponseError as error:  # nothing that the scripts or we are made for: to callers, a store that fails
-            log.error("the store answers %s with an error: %s", self._script.name, error)
-            for waiting in batch:
-                waiting.tell(StoreUnavailable(f"the store answers with an error: {error}"))
-        except Exception as error:  # whatever it is, somebody waits for it
-            for waiting in batch:
-                waiting.tell(copy(error))
+        except ResponseError as failed:  # nothing that the scripts or we are made for: to callers, a store that fails
+            log.error("the store answers %s with an error: %s", self._script.name, failed)
+            for waiting in call.batch:
+                waiting.tell(StoreUnavailable(f"the store answers with an error: {failed}"))
+        except Exception as failed:  # whatever it is, somebody waits for it
+            for waiting in call.batch:
+                waiting.tell(copy(failed))
         else:
-            for waiting, answer in zip(batch, answers, strict=True):
-                waiting.tell(answer)
+            self._tell(call, answers)
         finally:
-            took_s = time.perf_counter() - began_s
-            self.tally.operations.observe(len(batch))
-            self.tally.seconds.observe(took_s)
-            lane.call_s += CALL_WEIGHT * (took_s - lane.call_s)
-            lane.calls -= 1
-            self._deadlines.trim()
-            if not lane.scheduled and (not lane.waiting or self._may_call(lane)):
-                self._start(lane)
+            self._landed(call)
 
-    async def _send(self, slot: Slot, batch: Sequence[Waiting[OpT, AnswerT]]) -> Sequence[AnswerT]:
+    def _tell(self, call: _Call[OpT, AnswerT], answers: Sequence[AnswerT]) -> None:
+        for waiting, answer in zip(call.batch, answers, strict=True):
+            waiting.tell(answer)
+
+    def _landed(self, call: _Call[OpT, AnswerT]) -> None:
+        """Count the call, and let the lane go on."""
+        lane, took_s = call.lane, time.perf_counter() - call.began_s
+        self.tally.operations.observe(len(call.batch))
+        self.tally.seconds.observe(took_s)
+        lane.call_s += CALL_WEIGHT * (took_s - lane.call_s)
+        lane.calls -= 1
+        self._deadlines.trim()
+        if not lane.scheduled and (not lane.waiting or self._may_call(lane)):
+            self._start(lane)
+
+    async def _send(self, call: _Call[OpT, AnswerT], error: Exception | None) -> Sequence[AnswerT]:
         """Send one call until it is answered: again, with the same id, after whatever can be repaired in time."""
-        loop = asyncio.get_running_loop()
-        operations = [waiting.operation for waiting in batch]
-        deadline_s = max(waiting.deadline_s for waiting in batch)
-        prefix, flush_id = slot.prefix, b2a_base64(self._ids.next(), newline=False)
+        loop, prefix = asyncio.get_running_loop(), call.lane.slot.prefix
         command: tuple[bytes | str, bytes] = ("EVALSHA", self._script.sha)
-        arguments: list[bytes | int] | None = None
         lost = False
         while True:
-            left_s = deadline_s - loop.time()
+            left_s = call.deadline_s - loop.time()
             if left_s <= 0:
                 raise StoreUnavailable("no answer from the store in time")
-            # The first attempt leaves time for a second one, should its connection turn out to be dead.
-            timeout_s = left_s if lost else left_s / 2
+            timeout_s = left_s if lost else left_s / 2  # as for what is sent at once
             try:
-                if arguments is None:
-                    arguments = await self._arguments(prefix, flush_id, operations, timeout_s=timeout_s)
-                reply = await self._link.call(prefix, *command, *arguments, timeout_s=timeout_s)
-                self._clock.observe(reply_time_us(reply))
-                return self._script.answers(reply, operations)
+                if error is not None:
+                    met, error = error, None
+                    raise met
+                if not self._clock.is_set:
+                    await self._learn_the_time(prefix, timeout_s)
+                reply = await self._link.call(prefix, *command, *self._arguments(call), timeout_s=timeout_s)
+                return self._answers(call, reply)
             except NoScriptError:
                 command = ("EVAL", self._script.source)
+            except AskError:
+                continue  # by a wire: the link follows it
             except CallExpired as expired:
                 self._clock.observe(expired.now_us)
-                arguments = None
+                call.arguments = None
             except StoreOutOfMemory:
                 raise
-            except StoreUnavailable as error:
-                lost = lost or not isinstance(error, StoreRefused)
+            except StoreUnavailable as failed:
+                lost = lost or not isinstance(failed, StoreRefused)
                 await asyncio.sleep(min(PAUSE_S, left_s))
 
-    async def _arguments(
-        self, prefix: bytes, flush_id: bytes, operations: list[OpT], *, timeout_s: float
-    ) -> list[bytes | int]:
-        """KEYS and ARGV. Every call has an expiry by the store's clock, so that clock must be known first."""
-        if not self._clock.is_set:
-            seconds, microseconds = await self._link.call(prefix, "TIME", timeout_s=timeout_s)
-            self._clock.observe(int(seconds) * 1_000_000 + int(microseconds))
-        expires_us = self._clock.now_us() + CALL_LIFETIME_US
-        return self._script.call(prefix, flush_id, operations, expires_us=expires_us)
+    def _answers(self, call: _Call[OpT, AnswerT], reply: bytes) -> Sequence[AnswerT]:
+        self._clock.observe(reply_time_us(reply))
+        return self._script.answers(reply, call.operations)
+
+    async def _learn_the_time(self, prefix: bytes, timeout_s: float) -> None:
+        """Every call has an expiry by the store's clock, so that clock must be known first."""
+        seconds, microseconds = await self._link.call(prefix, "TIME", timeout_s=timeout_s)
+        self._clock.observe(int(seconds) * 1_000_000 + int(microseconds))
+
+    def _arguments(self, call: _Call[OpT, AnswerT]) -> list[bytes | int]:
+        """KEYS and ARGV, the same for every attempt."""
+        if call.arguments is None:
+            expires_us = self._clock.now_us() + CALL_LIFETIME_US
+            call.arguments = self._script.call(
+                call.lane.slot.prefix, call.flush_id, call.operations, expires_us=expires_us
+            )
+        return call.arguments
 
     def _forget_if_idle(self, lane: _Lane[OpT, AnswerT]) -> None:
         """Namespaces are client text: lanes must not gather."""
         if not lane.waiting and not lane.calls and not lane.scheduled:
             self._lanes.pop(lane.slot, None)
+
+
+class _Call(Generic[OpT, AnswerT]):
+    """A batch on its way to the store and back, under one id whatever happens to it."""
+
+    __slots__ = ("_batcher", "arguments", "batch", "began_s", "deadline_s", "flush_id", "lane", "operations")
+
+    def __init__(
+        self,
+        batcher: Batcher[OpT, AnswerT],
+        lane: _Lane[OpT, AnswerT],
+        batch: list[Waiting[OpT, AnswerT]],
+        flush_id: bytes,
+    ) -> None:
+        self._batcher = batcher
+        self.lane = lane
+        self.batch = batch
+        self.flush_id = flush_id
+        self.operations = [waiting.operation for waiting in batch]
+        self.deadline_s = max([waiting.deadline_s for waiting in batch])
+        self.arguments: list[bytes | int] | None = None
+        self.began_s = time.perf_counter()  # the loop's own time may count in milliseconds
+
+    def replied(self, reply: Any) -> None:
+        """The store's reply has come, or will not."""
+        self._batcher.replied(self, reply)
 
 
 class _Lane(Generic[OpT, AnswerT]):

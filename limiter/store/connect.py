@@ -12,6 +12,7 @@ from limiter.store.errors import StoreUnsupported
 from limiter.store.links import LOOKUP_TIMEOUT_S, ClusterLink, Dialer, SentinelLink, ServerLink
 from limiter.store.node import Argument
 from limiter.store.urls import parse
+from limiter.store.wire import Replied
 
 CONNECT_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 16  # to each server
@@ -39,6 +40,15 @@ class Link(Protocol):
 
         Raises `StoreRefused` if it certainly did not run, `StoreUnavailable` if it may have, and redis-py's
         `ResponseError` (`NoScriptError` among them) as the server answered it. Takes at most `timeout_s`.
+        """
+        ...
+
+    def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
+        """Send a packed command (`limiter.store.node.pack`) once, at once, without a coroutine, if a connection stands.
+
+        `replied` is told the reply, or an exception: `StoreUnavailable` where it may have run, `ResponseError`, a
+        redirect among them, or `StoreRefused` where it did not. Whoever is told one goes on with `call`. False: no
+        connection stands, and nothing was sent. Without a reply by the deadline (the loop's time) there is none.
         """
         ...
 

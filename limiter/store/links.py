@@ -28,6 +28,7 @@ from limiter.store.errors import (
 )
 from limiter.store.node import Argument, Node, pack, was_closed
 from limiter.store.urls import Address, Target, UrlError
+from limiter.store.wire import Replied
 
 LOOKUP_TIMEOUT_S = 0.25  # for one sentinel or cluster node to tell where things are
 LOOKUP_PAUSE_S = 0.1  # between one look-up and the next
@@ -92,6 +93,10 @@ class ServerLink:
             return await self._node.call(pack(*command), deadline_s=_deadline_s(timeout_s))
         except AskError as error:
             raise _cluster_found(self._node) from error
+
+    def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
+        """Send once, at once; see `Link`."""
+        return self._node.send(packed, replied, deadline_s=deadline_s)
 
     def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
         """What is published on a channel; see `Link`."""
@@ -181,6 +186,12 @@ class SentinelLink:
             self._lookup.start()
             raise
 
+    def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
+        """Send once, at once; see `Link`. Not to a primary that failed a call: `call` asks the sentinels first."""
+        if self._primary is None or self._suspect:
+            return False
+        return self._primary.send(packed, replied, deadline_s=deadline_s)
+
     async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
         """What is published on a channel; see `Link`."""
         primary = await self._find_primary(LISTEN_TIMEOUT_S, _deadline_s(LISTEN_TIMEOUT_S))
@@ -267,6 +278,11 @@ class ClusterLink:
                 self._lookup.start()
                 raise
         raise StoreRefused(f"redirected {MAX_REDIRECTS} times, last to {address[0]}:{address[1]}")
+
+    def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
+        """Send once, at once; see `Link`."""
+        address = self._slots[key_slot(key)]
+        return address is not None and self._node(address).send(packed, replied, deadline_s=deadline_s)
 
     async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
         """What is published on a channel; see `Link`. Every node hears of it; the one of the name's slot tells us."""

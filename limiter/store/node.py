@@ -6,10 +6,12 @@ promises are easier kept without retries, health checks and metrics in between:
 * a command is written at most once, and never after its deadline;
 * a connection whose reply was not read to the end, for whatever reason, is closed, never used again (R16);
 * no wait outlasts the deadline; connecting may, and then serves a later call.
+
+Calls without a coroutine (`send`) share one connection beside those, the wire.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -28,11 +30,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from limiter.store.deadline import TimeoutAt
 from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
+from limiter.store.wire import Replied, Wire
 
 Argument = bytes | str | int | float
 
 LISTEN_PING_S = 2.0
 """A subscription this silent is asked whether it still stands, and given up if it does not say so in as long."""
+
+REWIRE_S = 0.1
+"""From a wire that could not be connected to the next attempt."""
 
 # Answers that mean "not now", given before anything was executed.
 TURNED_AWAY = (BusyLoadingError, ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
@@ -58,6 +64,9 @@ class Node:
         self._idle: list[AbstractConnection] = []
         self._connecting: set[asyncio.Task[AbstractConnection]] = set()
         self._listening: set[AbstractConnection] = set()
+        self._wire: Wire | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rewire_s = 0.0
         self._generation = 0
         self._closed = False
 
@@ -82,6 +91,50 @@ class Node:
             # A status code tells the server's own answer (LOADING, NOAUTH …) from a lost connection.
             answered = getattr(error, "status_code", None) is not None
             raise _failure(sent and not answered)(f"{self.where}: {error}") from error
+
+    def send(self, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
+        """Send one packed command once, at once; `replied` is told the reply, or what `call` would raise.
+
+        False, and nothing is sent, while no wire stands; one is connected then, for later calls.
+        """
+        wire = self._wire
+        if wire is None or not wire.is_open:
+            self._rewire()
+            return False
+        wire.send(packed, replied, deadline_s=deadline_s)
+        return True
+
+    def _rewire(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if not self._closed and now_s >= self._rewire_s:
+            self._rewire_s = now_s + REWIRE_S
+            self._run(self._connect_wire())
+
+    async def _connect_wire(self) -> None:
+        generation = self._generation
+        connecting = asyncio.create_task(self._connect())
+        self._connecting.add(connecting)
+        try:
+            connection = await connecting
+        except (RedisError, OSError):
+            return  # whoever calls meanwhile finds out why, and says so
+        finally:
+            self._connecting.discard(connecting)
+        if self._closed or generation != self._generation or (self._wire is not None and self._wire.is_open):
+            await close(connection)
+        else:
+            self._wire = Wire(connection, self.where, self._meaning)
+
+    def _meaning(self, error: ResponseError) -> Exception:
+        """What an error reply on the wire means to whoever sent the command."""
+        if isinstance(error, ReadOnlyError):
+            self._run(self.drop())
+        return _translated(error, self.where)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _exchange(self, connection: AbstractConnection, packed: bytes, *, asking: bool) -> Any:
         generation = self._generation
@@ -179,6 +232,9 @@ class Node:
     async def drop(self) -> None:
         """Forget all connections: idle ones now, others after their reply. Later calls connect anew."""
         self._generation += 1
+        if self._wire is not None:
+            self._wire.retire()
+            self._wire = None
         idle, self._idle = self._idle, []
         for connection in idle:
             await close(connection)
@@ -188,7 +244,7 @@ class Node:
         self._closed = True
         for connecting in list(self._connecting):
             connecting.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await asyncio.gather(*self._connecting, *self._tasks, return_exceptions=True)
         for connection in list(self._listening):
             await close(connection)
         await self.drop()

@@ -250,7 +250,7 @@ async def lose_an_answer(server: Server, operation: Acquire) -> None:
     async with Proxy(server.port) as proxy, node(proxy.url) as dying:
         await warm(dying)
         await proxy.refuse()
-        proxy.drop_next_reply()
+        proxy.drop_next_reply(and_reset_all=True)
         with pytest.raises(StoreUnavailable):
             await dying.acquire(SLOT, operation, timeout_s=0.2)
 

@@ -271,6 +271,9 @@ async def test_whatever_goes_wrong_reaches_everybody_who_waits(buckets: Buckets,
         async def call(self, *_: object, timeout_s: float) -> Any:
             raise ResponseError("ERR something new")
 
+        def send(self, *_: object, deadline_s: float) -> bool:
+            return False
+
         def listen(self, channel: bytes) -> Any: ...
 
         async def aclose(self) -> None: ...

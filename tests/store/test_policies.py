@@ -580,6 +580,7 @@ class Deaf:
 
     def __init__(self, link: Link) -> None:
         self.call = link.call
+        self.send = link.send
         self.aclose = link.aclose
 
     async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from limiter.store.buckets import Buckets
 from limiter.store.connect import Link, open_link
+from limiter.store.wire import Replied
 
 PATIENT_S = 5.0
 """A deadline long enough for everything that repairs itself."""
@@ -73,6 +74,10 @@ class Watched:
             return await self._link.call(key, *command, timeout_s=timeout_s)
         finally:
             self.in_flight -= 1
+
+    def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
+        """Nothing goes by the wire: what is watched goes by `call`."""
+        return False
 
     def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
         """What is published on a channel."""

@@ -38,6 +38,7 @@ class Proxy:
         self._flowing.set()
         self._released = asyncio.Event()
         self._cut_after_bytes: int | None = None
+        self._resets_all = False
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._clients: set[asyncio.StreamWriter] = set()
@@ -64,9 +65,10 @@ class Proxy:
         """Forward `count` more bytes of replies, over all connections, then reset the one that brought the last."""
         self._cut_after_bytes = count
 
-    def drop_next_reply(self) -> None:
-        """Let the next request be executed and reset its connection instead of answering."""
+    def drop_next_reply(self, *, and_reset_all: bool = False) -> None:
+        """Let the next request be executed and reset its connection, or every one, instead of answering."""
         self.cut_after_reply_bytes(0)
+        self._resets_all = and_reset_all
 
     def release_held(self) -> None:
         """Deliver the requests held back, in order, and hold no more."""
@@ -145,6 +147,8 @@ class Proxy:
                 client.write(chunk)
                 await client.drain()
                 _reset(client)
+                if self._resets_all:
+                    self.reset_all()
                 return
             if self._cut_after_bytes is not None:
                 self._cut_after_bytes -= len(chunk)
