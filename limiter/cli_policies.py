@@ -183,6 +183,7 @@ def _limit(policy: Policy) -> str:
     told = []
     if policy.rate is not None:
         rate = policy.rate if isinstance(policy.rate, str) else f"{policy.rate:.15g}/s"
+        rate += f" (others by {', '.join(policy.rates)})" if policy.rates else ""
         told.append(f"{rate} {'requests' if policy.count is Count.REQUESTS else policy.mechanism}")
     if policy.quota is not None:
         amount, unit = (policy.quota.work, "work") if policy.quota.work else (policy.quota.requests, "requests")

@@ -13,7 +13,7 @@ from limiter.model.matching import Matcher
 from limiter.model.operations import TOO_LARGE, Charge, Want
 from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, Pattern, Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
-from limiter.store.keys import Slot, bucket_name, encode
+from limiter.store.keys import Slot, bucket_name, encode, limit_at
 
 
 class Rule(NamedTuple):
@@ -141,7 +141,8 @@ class Planner:
 
     def find(self, namespace: str, bucket: str) -> Limit | None:
         """The limit that a bucket belongs to, if its policy still exists."""
-        return self._limits.get(namespace, {}).get(limit_of(bucket))
+        limit = self._limits.get(namespace, {}).get(limit_of(bucket))
+        return limit if limit is None or limit.rated_by is None else limit_at(limit, bucket)
 
 
 class _Resolved(NamedTuple):
@@ -185,6 +186,8 @@ def want(
     limit: Limit, descriptor: Mapping[str, str], work: float | None, criticality: Criticality, now_us: int
 ) -> Want:
     """What a request wants of a limit's bucket, at a time of the store's; `work` is the caller's estimate."""
+    if limit.rated_by is not None:
+        limit = limit.rated.get(descriptor.get(limit.rated_by), limit)
     charge, how = (limit.charge, limit.how_unsaid) if work is None or limit.counts else (work, limit.how_estimated)
     if limit.weights:
         charge = min(charge * limit.weight(descriptor), NUMBER_MAX)

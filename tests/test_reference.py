@@ -130,7 +130,13 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
         read_policy(whole | {"block": {"after": 3, "in": "1m", "for": "10m"} | example})
     elif kind is Policy:
         (field,) = example
-        beside = {"capacity": {"rate": 100}, "count": {"rate": 100}, "deny": {}, "quota": {}}
+        beside: dict[str, dict[str, Any]] = {
+            "rates": {"rate": 100, "per": ["customer"]},
+            "capacity": {"rate": 100},
+            "count": {"rate": 100},
+            "deny": {},
+            "quota": {},
+        }
         read_policy({"name": "x", **beside.get(field, whole), **example})
     else:
         read_policy(whole | {kind.__name__.lower(): example})
@@ -192,7 +198,7 @@ async def decider(valkey: Server) -> AsyncIterator[Decider]:
 
 
 EXAMPLES = re.findall(
-    r"^### ([^\n]+)\n(?:(?!^#).)*?```yaml\n(.*?)```\n\nAsk with `(.*?)`: charges ([^\n]*)\.$",
+    r"^### ([^\n]+)\n(?:(?!^#).)*?```yaml\n((?:(?!```).)*?)```\n\nAsk with `(.*?)`: charges ([^\n]*)\.$",
     POLICIES,
     re.DOTALL | re.MULTILINE,
 )
@@ -207,7 +213,7 @@ def test_there_are_examples() -> None:
         "Batch jobs",
     ]
     assert [title for title, *_ in EXAMPLES] == titles
-    assert POLICIES.count("```yaml") == len(titles) + 1, "and the first one, at the top"
+    assert POLICIES.count("```yaml") == len(titles) + 2, "and the first one, at the top, and defaults"
 
 
 def enforce(decider: Decider, tmp_path: Path, file: str) -> None:

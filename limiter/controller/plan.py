@@ -11,7 +11,7 @@ from limiter.model.limit import Limit, bucket_prefix, limit_of
 from limiter.model.overload_control import OverloadParams, overload_params
 from limiter.model.policy import Mechanism, Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
-from limiter.store.keys import Slot
+from limiter.store.keys import Slot, limit_at
 
 
 class Terms(NamedTuple):
@@ -49,7 +49,10 @@ class Plan:
 
     def find(self, bucket: str) -> Terms | None:
         """The terms of a bucket; None if there is nothing to steer in it."""
-        return self.terms.get(limit_of(bucket))
+        terms = self.terms.get(limit_of(bucket))
+        if terms is None or terms.limit.rated_by is None:
+            return terms
+        return terms._replace(limit=limit_at(terms.limit, bucket))
 
 
 def make_plans(policies: PolicySet) -> dict[str, Plan]:

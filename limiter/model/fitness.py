@@ -17,7 +17,7 @@ OF_A_DENIAL = frozenset({"deny", "description", "group", "match", "name", "names
 OF_A_CAP = frozenset({"burst", "min_work", "steering"})
 """What only buckets that count requests under a steered cap go by."""
 
-OF_A_RATE = OF_A_CAP | {"capacity", "count", "mechanism", "overload"}
+OF_A_RATE = OF_A_CAP | {"capacity", "count", "mechanism", "overload", "rates"}
 
 OF_THE_RATE = OF_A_RATE | {"admit", "max_debt", "minimum", "rate", "reserve", "stop_debt"}
 """What belongs to the rate of a policy that has a rate and a quota."""

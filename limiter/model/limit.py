@@ -45,8 +45,8 @@ class Limit:
 
     __slots__ = (
         "bucket", "charge", "counts", "expectations", "how_estimated", "how_unsaid", "key", "learned", "listens",
-        "mechanism", "minimums", "name", "on_store_failure", "per", "period", "request_max", "retries", "shadow",
-        "sheds", "terms", "weights", "zone",
+        "mechanism", "minimums", "name", "on_store_failure", "per", "period", "rated", "rated_by", "rated_codes",
+        "request_max", "retries", "shadow", "sheds", "terms", "weights", "zone",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, *, partitions: int = 1) -> None:
@@ -79,6 +79,10 @@ class Limit:
         self.expectations = _expectations(policy)
         self.terms = divided(_terms(policy), partitions)
         self.minimums = _minimums(policy, self.terms)
+        self.rated_by, self.rated = _rated(policy, partitions)
+        """The dimension whose listed values have a rate of their own, and their limits (P12); None without any."""
+        self.rated_codes: dict[str, Limit] | None = None
+        """The same by what the values are in the names of buckets, once somebody has asked."""
 
     def weight(self, descriptor: Mapping[str, str]) -> float:
         """How many units of this limit one unit of work is; what is not listed weighs 1."""
@@ -101,6 +105,14 @@ class Limit:
             start_us, end_us = window_us(now_us, self.period, self.zone)
             self.terms = terms = replace(terms, window_start_us=start_us, window_end_us=end_us)
         return terms
+
+
+def _rated(policy: Policy, partitions: int) -> tuple[str | None, dict[str | None, Limit]]:
+    """Keys of the same rate share a limit: there are many keys, and few plans to choose from."""
+    for dimension, table in policy.rates.items():
+        limits = {rate: Limit(policy.at(rate), partitions=partitions) for rate in set(table.values())}
+        return dimension, {value: limits[rate] for value, rate in table.items()}
+    return None, {}
 
 
 def bucket_prefix(policy: Policy) -> str:

@@ -28,11 +28,12 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from limiter.model import quantity
 from limiter.model.block import AFTER_MAX, FOR_MAX_S, IN_MAX_S
 from limiter.model.criticality import Criticality as Criticality
+from limiter.model.defaults import NOT_DEFAULTS, Filled, fill, unknown
 from limiter.model.fields import LEAST as _LEAST
 from limiter.model.fields import NUMBER_MAX as NUMBER_MAX
 from limiter.model.fields import STRICT, Positive
@@ -368,6 +369,7 @@ def _filled(table: dict[str, Any]) -> dict[str, Any]:
 
 
 WeightTable = Annotated[dict[Value, Weight], AfterValidator(_filled)]
+RateTable = Annotated[dict[Value, Rate], Field(max_length=LISTED_MAX), AfterValidator(_filled)]
 ClassTable = Annotated[
     dict[Value, Annotated[Criticality, Field(strict=False)]], Field(max_length=LISTED_MAX), AfterValidator(_filled)
 ]
@@ -468,6 +470,7 @@ class Policy(_Part):
     mechanism: Annotated[Mechanism, Field(strict=False)] = Mechanism.WORK
     count: Annotated[Count, Field(strict=False)] = Count.WORK
     rate: Rate | None = None
+    rates: Annotated[dict[Dimension, RateTable], Field(max_length=1)] = {}
     capacity: Capacity = CAPACITY_DEFAULT
     burst: Burst = "10%"
     steering: Steering = Steering()
@@ -503,7 +506,27 @@ class Policy(_Part):
             raise _refuse("at most max_work", field="min_work", found=found)
         for part in self.parts():
             Policy._can_take_effect(part)
+            Policy._rates_can_take_effect(part)
         return self
+
+    def _rates_can_take_effect(self) -> None:
+        """A rate of its own has to fit the other fields as the rate of all others does."""
+        for dimension, table in self.rates.items():
+            if dimension not in self.per:
+                found = f"{_show(dimension)}, which is not in per"
+                raise _refuse("a dimension of per: each key has its own bucket", field="rates", found=found)
+            for rate, value in {rate: value for value, rate in reversed(table.items())}.items():
+                try:
+                    Policy._can_take_effect(self.at(rate))
+                except PydanticCustomError as error:
+                    context = error.context or {}
+                    allowed = f"a rate that fits the rest: {context['field']} {context['allowed']}"
+                    place = f"rates.{_step(dimension)}.{_step(value)}"
+                    raise _refuse(allowed, field=place, found=_show(_written(rate))) from None
+
+    def at(self, rate: float | str) -> Policy:
+        """The same policy with one rate for all."""
+        return self.model_copy(update={"rate": rate, "rates": {}})
 
     def parts(self) -> tuple[Policy, ...]:
         """The limits of a policy, each as a policy with a rate or a quota alone (P12): none, one or two."""
@@ -719,11 +742,32 @@ def read_namespace(name: str, document: object) -> Namespace:
 
 
 def read_policy_set(document: object) -> PolicySet:
-    """A whole set from plain data; PolicyError if any part cannot be used."""
+    """A whole set from plain data, its defaults filled in; PolicyError if any part cannot be used."""
+    filled = _without_defaults(document)
     try:
-        return PolicySet.model_validate(document)
+        return PolicySet.model_validate(filled.document)
     except ValidationError as error:
-        raise PolicyError(_problem_in_set(details, document) for details in _details(error)) from None
+        problems = [_problem_in_set(details, filled) for details in _details(error)]
+        # What is wrong with a default is told once, not of each policy.
+        raise PolicyError(dict.fromkeys(problems)) from None
+
+
+def _without_defaults(document: object) -> Filled:
+    if not isinstance(document, Mapping) or "defaults" not in document:
+        return Filled(document, [])
+    defaults = document["defaults"]
+    if not isinstance(defaults, Mapping):
+        found, allowed = _show(defaults), "a mapping of a policy's fields to values"
+        raise PolicyError([PolicyProblem(f"defaults: found {found}; allowed: {allowed}", "defaults", found, allowed)])
+    known = set(_fields(Policy, ()))
+    if wrong := unknown(defaults, known):
+        allowed = ", ".join(sorted(known - NOT_DEFAULTS))
+        places = [f"defaults.{_step(field)}" for field in wrong]
+        raise PolicyError(
+            PolicyProblem(f"{place}: no such default; allowed: {allowed}", place, "a field that is not known", allowed)
+            for place in places
+        )
+    return fill(document, defaults)
 
 
 def dump(part: Policy | Namespace) -> dict[str, Any]:
@@ -751,12 +795,17 @@ def _problem_in_namespace(details: ErrorDetails, name: str) -> PolicyProblem:
     return _problem(details, f"namespace {name!r}", Namespace, skip=2)
 
 
-def _problem_in_set(details: ErrorDetails, document: object) -> PolicyProblem:
+def _problem_in_set(details: ErrorDetails, filled: Filled) -> PolicyProblem:
     match details["loc"]:
+        case ("policies", int() as number, str() as field, *_) if filled.fields and field in filled.fields[number]:
+            return _problem(details, "defaults", Policy, skip=2)
         case ("policies", int() as number, *_):
-            assert isinstance(document, Mapping)
-            title = _title(document["policies"][number], otherwise=f"policy number {number + 1}")
-            return _problem(details, title, Policy, skip=2)
+            assert isinstance(filled.document, Mapping)
+            title = _title(filled.document["policies"][number], otherwise=f"policy number {number + 1}")
+            problem = _problem(details, title, Policy, skip=2)
+            if filled.fields and problem.field.partition(".")[0] in filled.fields[number]:
+                return problem._replace(text=f"{problem.text} (it is from defaults)")
+            return problem
         case _:
             return _problem(details, "", PolicySet)
 
@@ -795,7 +844,8 @@ def _fields(model: type[BaseModel], where: tuple[str | int, ...]) -> Iterable[st
     if where and where[0] == "overload":
         return OVERLOAD_PARTS[str(where[-1])].model_fields
     fields = (inner[where[0]] if where else model).model_fields
-    return [field.alias or name for name, field in fields.items()]
+    names = [field.alias or name for name, field in fields.items()]
+    return ["defaults", *names] if model is PolicySet and not where else names
 
 
 def _found(details: ErrorDetails) -> str:

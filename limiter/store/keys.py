@@ -25,6 +25,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote
 
+from limiter.model.limit import QUOTA_MARK, Limit
+
 SECRET = b"hg:secret"
 PROBE = b"hg:{probe}"
 """Nothing is kept here: it only chooses whom a probe asks."""
@@ -78,8 +80,9 @@ def encode(text: str | None) -> str:
 
 @lru_cache(maxsize=4096)
 def _encoded_limit(limit: str) -> str:
-    """A `+` is ours: no policy has it in its name, and the mark of a quota has."""
-    return "+".join(map(encode, limit.split("+")))
+    """The mark of a quota stands as it is: no policy can be called so."""
+    stem = limit.removesuffix(QUOTA_MARK)
+    return encode(stem) + limit[len(stem) :]
 
 
 def bucket_name(limit: str, values: Sequence[str | None]) -> str:
@@ -91,6 +94,18 @@ def bucket_name(limit: str, values: Sequence[str | None]) -> str:
     if len(prefix) + len(suffix) > NAME_MAX:
         suffix = "~~" + _digest(suffix.encode())
     return f"{prefix}:{suffix}"
+
+
+def limit_at(limit: Limit, name: str) -> Limit:
+    """The limit that holds for one bucket: a key with a rate of its own has its own (P12)."""
+    if limit.rated_by is None:
+        return limit
+    if limit.rated_codes is None:
+        limit.rated_codes = {encode(value): found for value, found in limit.rated.items()}
+    codes = name.partition(":")[2].split(",")
+    if len(codes) != len(limit.per):
+        return limit  # too long a name stands as a digest, which tells no key
+    return limit.rated_codes.get(codes[limit.per.index(limit.rated_by)], limit)
 
 
 class Slot(NamedTuple):

@@ -8,12 +8,17 @@ import pytest
 from limiter.controller.plan import make_plans
 from limiter.decider import Decider
 from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
-from limiter.model.policy import read_policy_set
+from limiter.model.policy import Criticality, read_policy_set
 from limiter.model.reservation import Signer
+from limiter.planner import Planner, want
+from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.connect import open_link
 from limiter.store.inspect import PageQuery, list_buckets
+from limiter.store.keys import Slot
 from tests.support.servers import Server
+
+CRITICAL = Criticality.CRITICAL
 
 SLOW = 1e-6  # a rate at which nothing refills while a test runs
 
@@ -207,3 +212,77 @@ async def test_a_group_keeps_both_limits_of_the_policy_that_applies(decider: Dec
     enforce(decider, BOTH | {"group": "g", "match": {"customer": "c1"}}, {"name": "z", "group": "g", "rate": 1})
     assert [state.mechanism for state in granted(await decider.acquire(ask())).limits] == ["work", "quota"]
     assert [state.policy for state in granted(await decider.acquire(ask("c2"))).limits] == ["z"]
+
+
+RATED = {
+    "name": "plan",
+    "per": ["region", "customer"],
+    "rate": SLOW,
+    "capacity": 10,
+    "rates": {"customer": {"big": 500, "huge": "6000/m", "big, too": 500}},
+}
+
+
+def rated(customer: str, **more: Any) -> AcquireRequest:
+    return AcquireRequest({"customer": customer, "region": "e,u"}, **more)
+
+
+async def test_p12_listed_keys_have_a_rate_of_their_own(decider: Decider) -> None:
+    enforce(decider, RATED)
+    rates = [granted(await decider.acquire(rated(name))).limits[0].rate for name in ("big", "huge", "big, too", "c1")]
+    assert rates == [500.0, 100.0, 500.0, SLOW]
+
+
+async def test_p12_a_capacity_given_as_time_follows_the_key_s_own_rate(decider: Decider) -> None:
+    enforce(decider, RATED | {"rate": 10, "capacity": "2s", "reserve": {"sheddable": "50%"}})
+    states = {name: granted(await decider.acquire(rated(name))).limits[0].capacity for name in ("big", "c1")}
+    assert states == {"big": 1000.0, "c1": 20.0}
+    granted(await decider.acquire(rated("c1", work=11)))
+    assert isinstance(await decider.acquire(rated("c1", criticality=Criticality.SHEDDABLE)), Refused)
+    granted(await decider.acquire(rated("big", work=11)))
+    granted(await decider.acquire(rated("big", criticality=Criticality.SHEDDABLE)))
+
+
+@pytest.mark.parametrize("customer", ["big", "big, too", "c1"])
+async def test_p12_a_settle_restores_a_forgotten_bucket_with_its_key_s_own_terms(
+    decider: Decider, valkey: Server, customer: str
+) -> None:
+    enforce(decider, RATED | {"rate": 10, "capacity": "2s"})
+    grant = granted(await decider.acquire(rated(customer, work=1)))
+    link = await open_link(valkey.url)
+    (name,) = [name for name, _ in (await list_buckets(link, PageQuery(policy="plan"))).buckets]
+    await link.call(Slot().prefix, "DEL", keys.bucket(Slot().prefix, name), timeout_s=5)
+    await link.aclose()
+    settled = await decider.settle(SettleRequest(grant.reservation, 3))
+    (state,) = settled.limits
+    assert (state.capacity, state.rate) == ((20.0, 10.0) if customer == "c1" else (1000.0, 500.0))
+
+
+def test_p12_the_controller_steers_each_key_to_its_own_rate() -> None:
+    policy = RATED | {"mechanism": "auto", "rate": 10, "steering": {"initial": "C"}}
+    policies = read_policy_set({"policies": [policy]})
+    plan, planner = make_plans(policies)["default"], Planner(policies)
+    for customer, committed in (("big", 500.0), ("huge", 100.0), ("c1", 10.0)):
+        asked = want(planner.cover("default", {"customer": customer})[1][0], {"customer": customer}, 1.0, CRITICAL, 0)
+        terms, limit = plan.find(asked.bucket), planner.find("default", asked.bucket)
+        assert terms is not None
+        assert limit is not None
+        assert (terms.limit.terms.committed, terms.limit.terms.cap) == (committed, committed)
+        assert asked.params == limit.terms == terms.limit.terms
+
+
+def test_p12_a_name_too_long_to_tell_its_key_has_the_rate_of_all_others() -> None:
+    planner = Planner(read_policy_set({"policies": [RATED | {"per": ["region", "customer", "a", "b"], "rate": 7}]}))
+    descriptor = {"customer": "big", "region": "r" * 64, "a": "a" * 64, "b": "b" * 64}
+    limits = planner.cover("default", descriptor)[1]
+    asked = want(limits[0], descriptor, 1.0, CRITICAL, 0)
+    assert asked.params.committed == 500
+    found = planner.find("default", asked.bucket)
+    assert found is not None
+    assert found.terms.committed == 7
+
+
+async def test_p12_an_absent_dimension_is_no_listed_key(decider: Decider) -> None:
+    enforce(decider, RATED | {"rates": {"customer": {"": 500}}})
+    assert granted(await decider.acquire(AcquireRequest({"region": "eu"}))).limits[0].rate == SLOW
+    assert granted(await decider.acquire(rated(""))).limits[0].rate == 500
