@@ -59,17 +59,20 @@ def meant_namespace(request: Request, principal: Principal, document: Any = None
 
 async def edit(
     request: Request,
+    principal: Principal,
     store: PolicyStore,
     place: Place,
     change: Callable[[StoredPolicies, int | None], Awaitable[T]],
     *,
-    last_word: bool = True,
+    builds_on_it: bool = False,
 ) -> T:
     """Change what was read, and only that: `change` is given what is stored and the revision to replace.
 
     Where the caller has set no condition, and another was faster, the change is made again on what is there now; after
-    a few times on whatever is there, if it may have the `last_word`: an edit that builds on what was read may not.
+    a few times on whatever is there. Not so where the change builds on what was read, and never for a key that is bound
+    to a namespace: those are told that they were overtaken.
     """
+    last_word = principal.namespace is None and not builds_on_it
     for overtaken in range(OVERTAKEN_MAX + 1):
         stored = await store.load()
         now_at = stored.revision_of(place)

@@ -59,7 +59,7 @@ async def put_namespace(request: Request, name: str) -> Response:
         status = 200 if place in stored.kept else 201
         return status, await store.put_namespace(name, namespace, who=principal.name, expected=expected)
 
-    status, revision = await edit(request, store, place, put)
+    status, revision = await edit(request, principal, store, place, put)
     return respond(tagged(json_answer(_shown(namespace), status), revision, API))
 
 
@@ -73,7 +73,7 @@ async def delete_namespace(request: Request, name: str) -> Response:
     async def delete(_: StoredPolicies, expected: int | None) -> None:
         await store.delete_namespace(name, who=principal.name, expected=expected)
 
-    await edit(request, store, namespace_place(name), delete)
+    await edit(request, principal, store, namespace_place(name), delete)
     return respond(Answer(204, b"", b""))
 
 

@@ -109,7 +109,7 @@ async def put_policy(request: Request, name: str) -> Response:
         status = 200 if stored.policy(namespace, name) else 201
         return status, await store.put(policy, who=principal.name, expected=expected)
 
-    status, revision = await edit(request, store, place, put)
+    status, revision = await edit(request, principal, store, place, put)
     return respond(tagged(json_answer(dump(policy), status), revision, API))
 
 
@@ -131,7 +131,7 @@ async def patch_policy(request: Request, name: str) -> Response:
         policy = _named(namespace, name, merged(dump(before), patch))
         return policy, await store.put(policy, who=principal.name, action="patch", expected=expected)
 
-    policy, revision = await edit(request, store, place, change, last_word=False)
+    policy, revision = await edit(request, principal, store, place, change, builds_on_it=True)
     return respond(tagged(json_answer(dump(policy)), revision, API))
 
 
@@ -145,7 +145,7 @@ async def delete_policy(request: Request, name: str) -> Response:
     async def delete(_: StoredPolicies, expected: int | None) -> None:
         await store.delete(namespace, name, who=principal.name, expected=expected)
 
-    await edit(request, store, policy_place(namespace, name), delete)
+    await edit(request, principal, store, policy_place(namespace, name), delete)
     return respond(Answer(204, b"", b""))
 
 
@@ -172,7 +172,7 @@ async def rollback_policy(request: Request, name: str) -> Response:
     async def roll_back(_: StoredPolicies, expected: int | None) -> tuple[Policy, int]:
         return await store.rollback(namespace, name, revision, who=principal.name, expected=expected)
 
-    policy, now_at = await edit(request, store, policy_place(namespace, name), roll_back)
+    policy, now_at = await edit(request, principal, store, policy_place(namespace, name), roll_back)
     return respond(tagged(json_answer(dump(policy)), now_at, API))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from api.auth import new_key
 from api.editing import OVERTAKEN_MAX
+from limiter.model.policy import read_policy
 from limiter.store.policies import PolicyStore
 from tests.api.live import Lane, LiveApi, live, without_id
 from tests.support.servers import Server
@@ -135,6 +136,37 @@ def test_a_patch_that_is_always_overtaken_is_a_412(
     monkeypatch.setattr(PolicyStore, "put", overtaken)
     assert boss.patch(path, json={"description": "mine"}).status_code == 412
     assert boss.put(path, json=POLICY | {"rate": 1000}).json()["rate"] == 1000, "a put says: whatever is there"
+
+
+def test_a_bound_key_always_says_which_revision_it_replaces(
+    one: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-P12: nothing that it was not shown, however often it is overtaken."""
+    path, rates = f"/v1/policies/{name}", count(2)
+    one.put(path, json=POLICY)
+    put, delete = PolicyStore.put, PolicyStore.delete
+    sent: list[int | None] = []
+
+    async def overtake(store: PolicyStore) -> None:
+        other = read_policy(POLICY | {"name": name, "namespace": "tenant-one", "rate": next(rates)})
+        await put(store, other, who="another")
+
+    async def overtaken_put(store: PolicyStore, policy: Any, **options: Any) -> int:
+        await overtake(store)
+        sent.append(options["expected"])
+        return await put(store, policy, **options)
+
+    async def overtaken_delete(store: PolicyStore, *where: str, **options: Any) -> int:
+        await overtake(store)
+        sent.append(options["expected"])
+        return await delete(store, *where, **options)
+
+    monkeypatch.setattr(PolicyStore, "put", overtaken_put)
+    monkeypatch.setattr(PolicyStore, "delete", overtaken_delete)
+    assert one.put(path, json=POLICY | {"rate": 1000}).status_code == 412
+    assert one.delete(path).status_code == 412
+    assert (len(sent), None in sent) == (2 * (OVERTAKEN_MAX + 1), False)
+    assert one.get(path).json()["rate"] < 1000
 
 
 def test_one_tenant_s_names_are_invisible_to_another(
