@@ -15,7 +15,7 @@ from api.auth import Principal, check_namespace
 from api.decode import BadRequest, Invalid
 from api.explain import FieldProblem
 from api.json_text import shown
-from limiter.model.policy import is_name
+from limiter.model.policy import Namespace, is_name
 from limiter.store.policies import PolicyStore, RevisionConflict, StoredPolicies
 from limiter.store.policy_entries import DEFAULT, AuditEntry, Place
 
@@ -129,3 +129,8 @@ def shown_change(entry: AuditEntry) -> dict[str, Any]:
 def shown_place(place: Place) -> dict[str, str]:
     """What an entry is about, as plain data."""
     return {"kind": place.kind, "namespace": place.namespace, "name": place.name}
+
+
+def shown_namespace(namespace: Namespace) -> dict[str, Any]:
+    """How a namespace is spread, and what else is said of it, as plain data."""
+    return namespace.model_dump(mode="json", exclude_none=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from api.answer import Answer
 from api.auth import check_namespace
-from api.editing import asked_namespace, edit, tagged
+from api.editing import asked_namespace, edit, shown_namespace, tagged
 from api.openapi import NAMESPACE, NAMESPACE_DELETE, NAMESPACE_PUT, NAMESPACES
 from api.responses import admit, document_of, engine_of, json_answer, respond
-from limiter.model.policy import Namespace, read_namespace
+from limiter.model.policy import read_namespace
 from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policy_entries import API, namespace_place
 
@@ -28,7 +26,7 @@ async def list_namespaces(request: Request) -> Response:
     kept = {name: stored.kept[namespace_place(name)] for name in seen}
     document = {
         "revision": stored.revision,
-        "namespaces": {name: _shown(stored.policies.namespaces[name]) for name in seen},
+        "namespaces": {name: shown_namespace(stored.policies.namespaces[name]) for name in seen},
         "revisions": {name: one.revision for name, one in kept.items()},
         "owners": {name: one.owner or API for name, one in kept.items()},
     }
@@ -44,7 +42,7 @@ async def get_namespace(request: Request, name: str) -> Response:
     if namespace is None or principal.namespace not in (None, name):
         raise PolicyMissing(namespace_place(name))
     kept = stored.kept[namespace_place(name)]
-    return respond(tagged(json_answer(_shown(namespace)), kept.revision, kept.owner or API))
+    return respond(tagged(json_answer(shown_namespace(namespace)), kept.revision, kept.owner or API))
 
 
 @router.put("/v1/namespaces/{name}", **NAMESPACE_PUT)
@@ -60,7 +58,7 @@ async def put_namespace(request: Request, name: str) -> Response:
         return status, await store.put_namespace(name, namespace, who=principal.name, expected=expected)
 
     status, revision = await edit(request, principal, store, place, put)
-    return respond(tagged(json_answer(_shown(namespace), status), revision, API))
+    return respond(tagged(json_answer(shown_namespace(namespace), status), revision, API))
 
 
 @router.delete("/v1/namespaces/{name}", **NAMESPACE_DELETE)
@@ -79,7 +77,3 @@ async def delete_namespace(request: Request, name: str) -> Response:
 
 def _store(request: Request) -> PolicyStore:
     return engine_of(request).store
-
-
-def _shown(namespace: Namespace) -> dict[str, Any]:
-    return namespace.model_dump(mode="json")

@@ -12,7 +12,7 @@ from api.answer import Answer
 from api.audit_routes import may_see
 from api.auth import Principal, check_namespace
 from api.decode import Invalid
-from api.editing import asked_namespace, edit, meant_namespace, shown_change, shown_place, tagged
+from api.editing import asked_namespace, edit, meant_namespace, shown_change, shown_namespace, shown_place, tagged
 from api.explain import FieldProblem
 from api.json_text import Fields, shown
 from api.openapi import (
@@ -205,7 +205,7 @@ def _listed(stored: StoredPolicies, namespace: str | None) -> Steps[dict[str, An
     return {
         "revision": stored.revision,
         "namespaces": {
-            name: spread.model_dump(mode="json")
+            name: shown_namespace(spread)
             for name, spread in stored.policies.namespaces.items()
             if namespace in (None, name)
         },
