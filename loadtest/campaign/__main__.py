@@ -230,7 +230,7 @@ def judge_attack(reports: Sequence[attacker.Report], results: Path, seed: str) -
             not findings,
             f"{len(findings)} were not",
         ),
-        Check("attackers were heard", {200, 400, 401, 403, 404, 422} <= statuses.keys(), shown),
+        Check("attackers were heard", {200, 201, 204, 400, 401, 403, 404, 422, 429} <= statuses.keys(), shown),
     ]
 
 

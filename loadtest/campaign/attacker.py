@@ -23,7 +23,7 @@ from urllib.request import urlopen
 import msgspec
 
 from loadtest.campaign import documents, wire
-from loadtest.campaign.operations import Described, acquire, batch, settle
+from loadtest.campaign.operations import Described, acquire, batch, change, settle
 from loadtest.campaign.wire import request
 
 CONNECTIONS = 6
@@ -124,6 +124,7 @@ class Attacker:
             "acquire": (2, lambda: self._post(draw, "/v1/acquire", acquire(draw))),
             "settle": (2, lambda: self._post(draw, "/v1/settle", settle(draw, self._tokens))),
             "batch": (0.5, lambda: self._post(draw, "/v1/batch", batch(draw, self._tokens))),
+            "change": (1, lambda: change(draw, keys["admin"])),
             "heavy": (0.7, lambda: request("POST", draw.choice(wire.PATHS), documents.heavy(draw), key=key)),
             "heavy-put": (0.3, lambda: request("PUT", "/v1/policies/fuzz-1", documents.heavy(draw), key=keys["admin"])),
             "broken": (1, lambda: request("POST", path, draw.choice(documents.BROKEN), key=key)),

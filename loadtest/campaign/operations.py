@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from random import Random
@@ -18,27 +19,46 @@ NAMES = tuple(f"fuzz-{number}" for number in range(12))
 
 
 def policy(draw: Random) -> dict[str, Any]:
-    """A policy that is mostly sound."""
+    """A policy that is sound, or was when this was written."""
     limit: dict[str, Any] = draw.choice(
         [
             {"rate": draw.choice([1, 100, "600/m", "5000/d"]), "capacity": draw.choice([10, "2s", 1000])},
+            {"rate": 100, "capacity": 50, "max_request": 40, "admit": "covered"},
+            {"rate": 1, "capacity": 5, "block": {"after": 5, "in": "10s", "for": "30s"}},
+            {"rate": 10, "capacity": 20, "count": "requests"},
             {"quota": {"work": draw.randrange(1, 10_000), "period": draw.choice(["day", "month"])}},
-            {"rate": 50, "mechanism": "requests", "burst": 5, "steering": {"initial": "C"}, "max_work": 10},
+            {"rate": 50, "capacity": 100, "quota": {"work": 5_000, "period": "day"}},
+            {"rate": 50, "mechanism": "requests", "burst": 5, "steering": {"initial": "C"}},
             {"rate": 100, "mechanism": "auto", "max_work": 50},
             {"rate": 100, "overload": {"utilisation": {}}},
             {"rate": 100, "overload": {"expectations": {}, "response_time": {}}},
             {"rate": 100, "max_work": 100, "charge": "learned"},
+            {"deny": True},
         ]
     )
     dimension = draw.choice(["customer", "service", "operation", "ip"])
-    match = {dimension: draw.choice(["*", "a*", "a*b*", "x", None])}
-    per = draw.sample(["customer", "operation"], draw.randrange(3))
-    rest: dict[str, Any] = {"namespace": NAMESPACE, "match": match, "per": per, "shadow": draw.random() < 0.2}
+    patterns = ["*", "a*", "a*b*", "x", None, ["x", "a*"]]
+    made = limit | {"namespace": NAMESPACE, "match": {dimension: draw.choice(patterns)}}
     if draw.random() < 0.2:
-        rest["weights"] = {"operation": {"read": 1, "write": draw.choice([0.5, 3, 1e9])}}
+        made["group"] = draw.choice(["g", "h"])
     if draw.random() < 0.2:
-        rest["group"] = draw.choice(["g", "h"])
-    return limit | rest
+        made["shadow"] = True
+    if "deny" in limit:
+        return made
+    made["per"] = draw.sample(["customer", "operation"], draw.randrange(3))
+    if draw.random() < 0.2:
+        made["criticality_by"] = {"operation": {"read": draw.choice(CLASSES)}}
+    if draw.random() < 0.2 and limit.get("mechanism") is None:
+        made["weights"] = {"operation": {"read": 1, "write": draw.choice([0.5, 3, 1e9])}}
+    return made
+
+
+def change(draw: Random, key: str) -> bytes:
+    """Put a policy, or take one away: nothing wrong with it."""
+    path = f"/v1/policies/{draw.choice(NAMES)}?namespace={NAMESPACE}"
+    if draw.random() < 0.3:
+        return request("DELETE", path, key=key)
+    return request("PUT", path, json.dumps(policy(draw)).encode(), key=key)
 
 
 def acquire(draw: Random) -> dict[str, Any]:

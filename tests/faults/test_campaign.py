@@ -8,11 +8,13 @@ import base64
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from limiter.model.policy import PolicyError, read_policy
 from loadtest.campaign import __main__ as campaign
 from loadtest.campaign import attacker, customer, documents, wire
 from loadtest.campaign.operations import Described, acquire, batch, policy, settle
@@ -74,6 +76,20 @@ OPENAPI = {
 }
 
 
+def test_the_policies_that_attackers_put_are_sound() -> None:
+    """Or the campaign would only show how policies are refused."""
+    taken = Counter(is_taken(policy(Random(number))) for number in range(400))
+    assert taken[True] > 350, taken
+
+
+def is_taken(document: dict[str, object]) -> bool:
+    try:
+        read_policy({"name": "x"} | document)
+    except PolicyError:
+        return False
+    return True
+
+
 def call(port: int, at_s: float, took_s: float) -> customer.Call:
     return customer.Call(at_s, port, took_s)
 
@@ -93,7 +109,7 @@ def test_a_slow_answer_is_the_nodes_unless_the_machine_was_slow_too() -> None:
 
 
 def test_what_attackers_find_is_judged_and_written_down(tmp_path: Path) -> None:
-    heard = attacker.Report(cases=6, statuses={200: 1, 400: 1, 401: 1, 403: 1, 404: 1, 422: 1})
+    heard = attacker.Report(cases=9, statuses=dict.fromkeys((200, 201, 204, 400, 401, 403, 404, 422, 429), 1))
     assert all(check.holds for check in campaign.judge_attack([heard], tmp_path, "1"))
     heard.findings = [attacker.Finding("1.0.7", "soup", 1, "status 500, reason internal", "eA==", "HTTP/1.1 500")]
     assert [check.holds for check in campaign.judge_attack([heard], tmp_path, "1")] == [False, True]
