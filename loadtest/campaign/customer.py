@@ -2,8 +2,9 @@
 
     python -m loadtest.campaign.customer <orders>
 
-A process of its own that does nothing else. Between its calls it asks a server that does nothing: how long that takes
-is what this machine makes anybody wait just then, so that a slow answer of a node can be told from a busy machine.
+A process of its own that does nothing else. Between its calls it asks a server that does nothing, and now and then it
+computes for some milliseconds: how long these take is what this machine makes anybody wait just then, so that a slow
+answer of a node can be told from a busy machine.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import msgspec
 NAMESPACE = "good"
 CUSTOMERS = ("good-1", "good-2", "good-3")
 EVERY_S = 0.05
+COMPUTE_EVERY_S = 1.0
+COMPUTE_S = 0.03
+"""Of processor time: more than a scheduler gives a process for having slept."""
 TIMEOUT_S = 30.0
 TRIES_MAX = 20
 NOTHING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -46,10 +50,18 @@ class Call(msgspec.Struct):
     took_s: float
 
 
+class Share(msgspec.Struct):
+    """How much longer than its processor time something took: 4 on a machine that gives a process a quarter of a core."""
+
+    at_s: float
+    stretch: float
+
+
 class Report(msgspec.Struct):
     """What the customer saw."""
 
     calls: list[Call]
+    shares: list[Share]
     spent: dict[str, float]
     """Work that each bucket must have been charged, to the last unit."""
     grants: int
@@ -64,6 +76,7 @@ class Customer:
         self._draw = Random(f"{orders.seed}.customer")  # noqa: S311
         self._connections: dict[int, HTTPConnection] = {}
         self._calls: list[Call] = []
+        self._shares: list[Share] = []
         self._complaints: list[str] = []
         self._spent = dict.fromkeys(CUSTOMERS, 0.0)
         self._grants = 0
@@ -73,11 +86,13 @@ class Customer:
         idle_port = serve_nothing()
         end_s = time.monotonic() + self._orders.seconds
         while time.monotonic() < end_s and len(self._complaints) < 20:
+            if not self._shares or time.monotonic() > self._shares[-1].at_s + COMPUTE_EVERY_S:
+                self._shares.append(share())
             self._time(0, idle_port, "GET", "/", None, {})
             for port in self._orders.ports:
                 self._deal(port)
             time.sleep(EVERY_S)
-        return Report(self._calls, self._spent, self._grants, self._complaints)
+        return Report(self._calls, self._shares, self._spent, self._grants, self._complaints)
 
     def _deal(self, port: int) -> None:
         """One acquire and what follows. The other node may be asked to settle."""
@@ -129,6 +144,15 @@ class Customer:
             status, content = 0, repr(error).encode()
         self._calls.append(Call(began_s, known_as, time.monotonic() - began_s))
         return status, content
+
+
+def share() -> Share:
+    """Compute for a moment, and see how long it took."""
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    while time.process_time() < began_cpu_s + COMPUTE_S:
+        pass
+    ended_s = time.monotonic()
+    return Share(ended_s, (ended_s - began_s) / (time.process_time() - began_cpu_s))
 
 
 def serve_nothing() -> int:

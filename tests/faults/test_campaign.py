@@ -99,13 +99,16 @@ def test_a_slow_answer_is_the_nodes_unless_the_machine_was_slow_too() -> None:
         call(1, number * 0.1, 0.01) for number in range(100)
     ]
 
-    def judged(*more: customer.Call) -> bool:
-        return campaign.judge_times(customer.Report([*quick, *more], {}, 1, [])).holds
+    def judged(*more: customer.Call, share: customer.Share | None = None) -> bool:
+        return campaign.judge_times(customer.Report([*quick, *more], [share] if share else [], {}, 1, [])).holds
 
     assert judged()
     assert not judged(call(1, 5.0, 1.5))
-    assert judged(call(1, 5.0, 1.5), call(0, 5.5, 0.4)), "the server that does nothing was slow just then"
-    assert not judged(call(1, 5.0, 1.5), call(0, 50.0, 0.4)), "but not at another time"
+    assert judged(call(1, 5.0, 1.5), call(0, 5.5, 0.6)), "the server that does nothing was slow just then"
+    assert not judged(call(1, 5.0, 1.5), call(0, 50.0, 0.6)), "but not at another time"
+    assert judged(call(1, 5.0, 1.5), share=customer.Share(5.0, 2.0)), "or processes had half a core each"
+    assert not judged(call(1, 5.0, 2.5), share=customer.Share(5.0, 2.0))
+    assert not judged(call(1, 5.0, 1.5), share=customer.Share(50.0, 2.0))
 
 
 def test_what_attackers_find_is_judged_and_written_down(tmp_path: Path) -> None:
