@@ -51,7 +51,7 @@ class Call(msgspec.Struct):
 
 
 class Share(msgspec.Struct):
-    """How much longer than its processor time something took: 4 on a machine that gives a process a quarter of a core."""
+    """How many times its processor time something took: 4 where a process gets a quarter of a core."""
 
     at_s: float
     stretch: float
