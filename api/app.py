@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -20,6 +20,7 @@ from api import (
     controller_routes,
     data_routes,
     docs_page,
+    gate,
     health_routes,
     metrics_routes,
     namespace_routes,
@@ -64,6 +65,10 @@ MODULES = (
     docs_page,
 )
 
+DATA_PLANE = (data_routes, signal_routes)
+OPEN = (health_routes, metrics_routes, docs_page)
+"""Without a key, or by a rule of their own."""
+
 
 def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     """The application over an engine that somebody else starts and stops."""
@@ -91,7 +96,8 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
     )
     app.state.engine, app.state.plane, app.state.settings, app.state.metrics = engine, plane, settings, metrics
     for module in MODULES:
-        app.include_router(module.router)
+        first = [] if module in OPEN else [Depends(gate.data_plane if module in DATA_PLANE else gate.management)]
+        app.include_router(module.router, dependencies=first)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(Methods, routes_of=app)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from api import json_text
-from api.explain import PROBLEMS_MAX, FieldProblem, problems
+from api.explain import PROBLEMS_MAX, VISIBLE, FieldProblem, problems
 from api.json_text import Fields, Malformed, TooMany, shown
 from limiter.model.contract import AcquireRequest, SettleRequest, SignalRequest
 
@@ -23,11 +23,14 @@ BATCH_PROBLEMS_MAX = 200
 """Problems that the answer to a batch lists; every operation after that names its first."""
 IDEMPOTENCY_KEY_MAX = 255
 
+# What a header carries without a doubt about its encoding (RFC 9110, 5.5): a key is the same there and in a batch.
+IdempotencyKey = Annotated[str, Meta(min_length=1, max_length=IDEMPOTENCY_KEY_MAX, pattern=r"^[!-~]+$(?!\n)")]
+
 
 class AcquireOperation(AcquireRequest, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="acquire"):
     """An acquire within a batch; its idempotency key, elsewhere a header, stands beside the rest."""
 
-    idempotency_key: Annotated[str, Meta(min_length=1, max_length=IDEMPOTENCY_KEY_MAX)] | None = None
+    idempotency_key: IdempotencyKey | None = None
 
 
 class SettleOperation(SettleRequest, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="settle"):
@@ -80,6 +83,13 @@ class WrongType(BadRequest):
 
     status = 415
     reason = "content_type"
+
+
+class CrossSite(BadRequest):
+    """Sent by a page of another site, in a browser that says so: 403 (H15)."""
+
+    status = 403
+    reason = "cross_site"
 
 
 _ACQUIRE = msgspec.json.Decoder(AcquireRequest)
@@ -159,17 +169,24 @@ def idempotency_key(header: bytes | None) -> str | None:
         return None
     key = header.strip().decode("latin-1")
     if not 1 <= len(key) <= IDEMPOTENCY_KEY_MAX:
-        allowed = f"text of 1 to {IDEMPOTENCY_KEY_MAX} characters"
-        raise Invalid([FieldProblem("Idempotency-Key", f"{len(key)} characters", allowed)])
+        raise _bad_key(f"{len(key)} characters")
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise _bad_key(shown(key))
     return key
 
 
+def _bad_key(found: str) -> Invalid:
+    return Invalid([FieldProblem("Idempotency-Key", found, f"1 to {IDEMPOTENCY_KEY_MAX} {VISIBLE}")])
+
+
 def check_json(content_type: bytes | None, content_encoding: bytes | None) -> None:
-    """WrongType unless the body says that it is JSON, or says nothing."""
+    """WrongType unless the body says that it is JSON: a page of another site cannot, without asking us first (H15)."""
+    if content_type == b"application/json" and content_encoding is None:
+        return
     if content_encoding is not None and content_encoding.strip().lower() != b"identity":
         raise WrongType(f"Content-Encoding: found {_header(content_encoding)}; allowed: none")
-    if content_type is None or content_type == b"application/json":
-        return
+    if content_type is None:
+        raise WrongType("Content-Type: found none; allowed: application/json")
     kind, _, parameters = content_type.lower().partition(b";")
     charset = parameters.strip().removeprefix(b"charset=").strip(b'"')
     if kind.strip() != b"application/json" or charset not in (b"", b"utf-8"):

@@ -19,6 +19,7 @@ from msgspec import inspect
 from api.json_text import Fields, Odd, shown
 
 PROBLEMS_MAX = 20
+VISIBLE = "visible ASCII characters"
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
@@ -97,7 +98,9 @@ def _inside(at: str, name: str) -> str:
 
 def _fits(value: Any, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.StrType):
-        return isinstance(value, str) and _within(len(value), kind.min_length, kind.max_length) and is_text(value)
+        if not isinstance(value, str) or not _within(len(value), kind.min_length, kind.max_length):
+            return False
+        return is_text(value) and (kind.pattern is None or re.search(kind.pattern, value) is not None)
     if isinstance(kind, inspect.BoolType):
         return isinstance(value, bool)
     if isinstance(kind, inspect.IntType):
@@ -128,6 +131,8 @@ def _allowed(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.UnionType):
         return f"{_allowed(kind.types[0])}, or null"
     if isinstance(kind, inspect.StrType):
+        if kind.pattern is not None:  # the only one there is
+            return f"{_range(kind.min_length, kind.max_length)} {VISIBLE}"
         return f"Unicode text of {_range(kind.min_length, kind.max_length)} characters"
     if isinstance(kind, inspect.IntType):
         return f"a whole number from {kind.ge} to {kind.le}"

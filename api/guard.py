@@ -131,7 +131,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._last_fed = b""  # up to three bytes of a head or a chunked body, in which its end may begin
         self._arriving = False  # a request has begun and has not ended
         self._in_head = False
-        self._head_bytes = self._header_count = 0
+        self._head_bytes = self._header_count = self._parameter_count = 0
         self._unparsed_bytes = 0  # that the parser may be keeping to itself
         self._body_left = 0  # of a body whose length is known
         self._chunks: int | None = None  # of a body that comes in chunks
@@ -304,12 +304,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arrived()
         self._arriving = self._in_head = True
         self._head_bytes = self._header_count = self._body_left = 0
+        self._parameter_count = 1
         self._chunks = None
         self._arrival = self.loop.call_later(self._arrival_s, self._not_arrived)
 
     def on_url(self, url: bytes) -> None:
         """A part of the request line."""
         super().on_url(url)
+        self._parameter_count += url.count(b"&")
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -327,7 +329,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _is_head_too_large(self) -> bool:
-        return self._head_bytes > limits.HEAD_BYTES_MAX or self._header_count > limits.HEADERS_MAX
+        return (
+            self._head_bytes > limits.HEAD_BYTES_MAX
+            or self._header_count > limits.HEADERS_MAX
+            or self._parameter_count > limits.PARAMETERS_MAX
+        )
 
     def on_headers_complete(self) -> None:
         """The head is whole: the request can be served."""

@@ -13,6 +13,8 @@ from api.answer import Answer
 
 HEAD_BYTES_MAX = 65_536
 HEADERS_MAX = 100
+PARAMETERS_MAX = 100
+"""In a query. Each costs the same, however short it is."""
 CHUNKS_MAX = 16_384
 """Of one body. Each costs the same, however small it is."""
 LINGER_BYTES_MAX = 16_777_216
@@ -46,7 +48,7 @@ def too_slow() -> Answer:
 
 def head_too_large() -> Answer:
     """431: more headers than are taken."""
-    allowed = f"at most {HEADERS_MAX} headers and {HEAD_BYTES_MAX} bytes in all"
+    allowed = f"at most {HEADERS_MAX} headers, {PARAMETERS_MAX} query parameters and {HEAD_BYTES_MAX} bytes in all"
     return render.problem(431, "head_too_long", f"the request's head is too long; allowed: {allowed}")
 
 

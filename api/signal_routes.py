@@ -19,8 +19,6 @@ async def report(request: Request) -> Response:
     Without `key` the report is for every bucket of the policy. Above the target, the least critical are refused first.
     """
     principal = admit(request, "use")
-    body, headers = await body_of(request), dict(request.scope["headers"])
-    decode.check_json(headers.get(b"content-type"), headers.get(b"content-encoding"))
-    taken = decode.signals(body)
+    taken = decode.signals(await body_of(request))
     check_namespace(principal, taken.namespace)
     return respond(json_answer(await engine_of(request).report(taken), 202))

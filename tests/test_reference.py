@@ -153,7 +153,7 @@ def test_the_limits_on_requests_are_those_of_the_code() -> None:
     settings = Settings.model_fields
     dimension = [DIMENSIONS_MAX, 64, TEXT_MAX]
     assert told_limits() == {
-        "request line and headers": [limits.HEAD_BYTES_MAX, limits.HEADERS_MAX],
+        "request line and headers": [limits.HEAD_BYTES_MAX, limits.HEADERS_MAX, limits.PARAMETERS_MAX],
         "body": [settings["body_max_bytes"].default],
         "chunks of a body": [limits.CHUNKS_MAX],
         "time for a request to arrive": [settings["body_timeout_s"].default],

@@ -245,10 +245,14 @@ def request(
     body: bytes | dict[str, Any] = b"",
     *,
     method: str = "POST",
-    headers: Iterable[tuple[str, str]] = (("Content-Type", "application/json"),),
+    headers: Iterable[tuple[str, str]] = (),
     version: str = "1.1",
+    typed: bool = True,
 ) -> bytes:
-    """A request as bytes, with its length."""
+    """A request as bytes, with its length, and as JSON unless it is to have no type, or has one among its headers."""
+    headers = list(headers)
+    if typed and "content-type" not in [name.lower() for name, _ in headers]:
+        headers.insert(0, ("Content-Type", "application/json"))
     content = json.dumps(body).encode() if isinstance(body, dict) else body
     lines = [f"{method} {path} HTTP/{version}", "Host: x", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode("latin-1") + content

@@ -21,6 +21,8 @@ from tests.chart.dockerfile import healthcheck
 from tests.support import eventually
 from tests.support.servers import Server, make_certificates
 
+TYPE = b"Content-Type: application/json\r\n"
+
 
 def test_a_connection_is_kept_and_used_again(api: LiveApi, customer: str) -> None:
     with Wire(api) as wire:
@@ -137,13 +139,15 @@ def test_an_oversized_body_is_refused_and_the_connection_closed(api: LiveApi, si
 def test_an_oversized_body_is_refused_before_it_is_sent(api: LiveApi) -> None:
     """H1"""
     with Wire(api) as wire:
-        wire.send(b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+        wire.send(b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\n" + TYPE + b"Content-Length: 99999999999\r\n\r\n")
         (reply,) = wire.receive()
         assert reply.status == 413
 
 
 def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    head = b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
 
 
@@ -175,9 +179,9 @@ def test_both_a_length_and_chunks_are_refused(api: LiveApi) -> None:
     [
         b"POST /v1/acq",
         b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Le",
-        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n",
-        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
-        b"PUT /v1/policies/x HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
+        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\n" + TYPE + b"Content-Length: 10\r\n\r\n",
+        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\n" + TYPE + b"Content-Length: 10\r\n\r\n{",
+        b"PUT /v1/policies/x HTTP/1.1\r\nHost: x\r\n" + TYPE + b"Content-Length: 10\r\n\r\n{",
     ],
 )
 def test_a_request_that_does_not_arrive_is_given_up(api: LiveApi, part: bytes) -> None:
@@ -209,7 +213,7 @@ def test_an_endless_url_is_refused(api: LiveApi) -> None:
 
 
 def test_as_many_headers_as_allowed_are_taken(api: LiveApi, customer: str) -> None:
-    headers = [("X", "y")] * (limits.HEADERS_MAX - 2)
+    headers = [("X", "y")] * (limits.HEADERS_MAX - 3)
     assert statuses(exchange(api, request(body=ask(customer), headers=headers)))[0] == 200
 
 
@@ -419,14 +423,17 @@ def test_the_health_check_of_the_image_asks_over_tls_where_the_api_serves_it(
     assert status(port="tcp://10.0.0.1:8080") == 1
 
 
-def test_the_access_log_has_a_line_for_each_request(
+def test_the_access_log_has_a_line_for_each_request_without_its_query(
     store: Server, policies: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with live(store.url, policies, lane=lane, access_log=True) as api:
-        exchange(api, request(body=ask("logged")), request("/v1/acquire?evil=%0a", b"{"))
+        exchange(api, request(body=ask("logged")), request("/v1/acquire?key=hg_secret&evil=%0a", b"{"))
+        exchange(api, request("/v1/%3fkey=x?key=hg_secret", b"{"), b"GET /healthz?hg_secret HTTP/1.0\r\n\r\n", last=b"")
     lines = [line for line in capfd.readouterr().err.splitlines() if "uvicorn.access" in line]
     assert [line.partition(' - "')[2] for line in lines] == [
         'POST /v1/acquire HTTP/1.1" 200',
-        'POST /v1/acquire?evil=%0a HTTP/1.1" 400',
+        'POST /v1/acquire HTTP/1.1" 400',
         'GET /healthz HTTP/1.1" 200',
+        'POST /v1/%3Fkey%3Dx HTTP/1.1" 404',
+        'GET /healthz HTTP/1.0" 200',
     ]
