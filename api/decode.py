@@ -18,6 +18,8 @@ from api.explain import PROBLEMS_MAX, VISIBLE, FieldProblem, problems
 from api.json_text import Fields, Malformed, TooMany, shown
 from limiter.model.contract import AcquireRequest, SettleRequest, SignalRequest
 
+JSON = b"application/json"
+MERGE_PATCH = b"application/merge-patch+json"
 OPERATIONS_MAX = 1000
 BATCH_PROBLEMS_MAX = 200
 """Problems that the answer to a batch lists; every operation after that names its first."""
@@ -179,18 +181,17 @@ def _bad_key(found: str) -> Invalid:
     return Invalid([FieldProblem("Idempotency-Key", found, f"1 to {IDEMPOTENCY_KEY_MAX} {VISIBLE}")])
 
 
-def check_json(content_type: bytes | None, content_encoding: bytes | None) -> None:
+def check_json(content_type: bytes | None, content_encoding: bytes | None, *, kinds: Sequence[bytes] = (JSON,)) -> None:
     """WrongType unless the body says that it is JSON: a page of another site cannot, without asking us first (H15)."""
-    if content_type == b"application/json" and content_encoding is None:
+    if content_type == JSON and content_encoding is None:
         return
     if content_encoding is not None and content_encoding.strip().lower() != b"identity":
         raise WrongType(f"Content-Encoding: found {_header(content_encoding)}; allowed: none")
-    if content_type is None:
-        raise WrongType("Content-Type: found none; allowed: application/json")
-    kind, _, parameters = content_type.lower().partition(b";")
+    kind, _, parameters = (content_type or b"").lower().partition(b";")
     charset = parameters.strip().removeprefix(b"charset=").strip(b'"')
-    if kind.strip() != b"application/json" or charset not in (b"", b"utf-8"):
-        raise WrongType(f"Content-Type: found {_header(content_type)}; allowed: application/json")
+    if kind.strip() not in kinds or charset not in (b"", b"utf-8"):
+        found = "none" if content_type is None else _header(content_type)
+        raise WrongType(f"Content-Type: found {found}; allowed: {' or '.join(kind.decode() for kind in kinds)}")
 
 
 def _header(value: bytes) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from fastapi import Request
 
 from api.auth import Right
-from api.decode import CrossSite, check_json
+from api.decode import JSON, MERGE_PATCH, CrossSite, check_json
 from api.responses import admit
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+ASKING = frozenset({"/v1/policies/check"})
+"""Posted to, and yet nothing changes."""
 
 
 async def data_plane(request: Request) -> None:
@@ -23,7 +25,8 @@ async def data_plane(request: Request) -> None:
 
 async def management(request: Request) -> None:
     """For routes that show or change what is managed."""
-    _check(request, "view" if request.method in READING else "manage")
+    reads = request.method in READING or request.scope["path"] in ASKING
+    _check(request, "view" if reads else "manage")
 
 
 def _check(request: Request, right: Right) -> None:
@@ -35,7 +38,8 @@ def _check(request: Request, right: Right) -> None:
         raise CrossSite("a web page of another site sent this (Sec-Fetch-Site: cross-site); send it from a program")
     # A form in a page of another site can be posted without asking us first, but not as JSON.
     if request.method == "POST" or headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        check_json(_raw(request, "content-type"), _raw(request, "content-encoding"))
+        kinds = (JSON, MERGE_PATCH) if request.method == "PATCH" else (JSON,)
+        check_json(_raw(request, "content-type"), _raw(request, "content-encoding"), kinds=kinds)
 
 
 def _raw(request: Request, name: str) -> bytes | None:

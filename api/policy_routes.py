@@ -26,7 +26,7 @@ from api.openapi import (
     POLICY_PUT,
     POLICY_ROLLBACK,
 )
-from api.responses import admit, checked, document_of, engine_of, json_answer, json_body_of, respond
+from api.responses import admit, body_of, checked, document_of, engine_of, json_answer, respond
 from limiter.model.policy import Policy, PolicySet, dump, is_name, read_policy, read_policy_set
 from limiter.model.steps import Steps
 from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
@@ -37,7 +37,6 @@ from limiter.store.slices import in_slices
 router = APIRouter(tags=["policies"])
 
 REVISION_MAX = 2**53
-MERGE_PATCH = b"application/merge-patch+json"
 SET_BYTES_MAX = 1_048_576
 """Of a whole set, which is checked in a thread."""
 
@@ -120,7 +119,7 @@ async def patch_policy(request: Request, name: str) -> Response:
     So what a patch cannot say is `match: {dimension: null}`; put the whole policy for that.
     """
     principal = admit(request, "manage")
-    patch = await document_of(request, also=MERGE_PATCH)
+    patch = await document_of(request)
     namespace = meant_namespace(request, principal, patch)
     place, store = policy_place(namespace, name), _store(request)
 
@@ -253,7 +252,7 @@ def _options(document: Any) -> dict[str, Any]:
 
 async def _set(request: Request, principal: Principal, namespace: str | None) -> tuple[dict[str, Any], PolicySet]:
     """How to apply the set of a body, and the set, which stays within a namespace if one is asked for."""
-    body = await json_body_of(request)
+    body = await body_of(request)
     # Thousands of policies take a while to check: in a thread, requests have their turn every few milliseconds.
     options, policies = await asyncio.to_thread(_read_set, body, namespace)
     if namespace is not None:

@@ -65,23 +65,9 @@ def admit(request: Request, right: Right) -> Principal:
     return plane_of(request).doorkeeper.admit(authorization.encode("latin-1") if authorization else None, right)
 
 
-async def document_of(request: Request, *, also: bytes | None = None) -> Any:
-    """A body as plain data, each name once and each number finite; BadRequest if it is not that.
-
-    `also` is a content type that is taken beside JSON's own.
-    """
-    return checked(await json_body_of(request, also=also))
-
-
-async def json_body_of(request: Request, *, also: bytes | None = None) -> bytes:
-    """A body that says it is JSON, unread; WrongType if it says anything else."""
-    body = await body_of(request)
-    headers = dict(request.scope["headers"])
-    content_type = headers.get(b"content-type")
-    if also is not None and content_type is not None and content_type.partition(b";")[0].strip().lower() == also:
-        content_type = b"application/json"
-    decode.check_json(content_type, headers.get(b"content-encoding"))
-    return body
+async def document_of(request: Request) -> Any:
+    """A body as plain data, each name once and each number finite; BadRequest if it is not that."""
+    return checked(await body_of(request))
 
 
 def checked(body: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> Any:

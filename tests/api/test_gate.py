@@ -25,18 +25,25 @@ WRITES = [
     ("POST", "/v1/batch"),
     ("POST", "/v1/signals"),
     ("PUT", "/v1/policies/gate"),
+    ("PATCH", "/v1/policies/gate"),
     ("DELETE", "/v1/policies/gate"),
+    ("POST", "/v1/policies/apply"),
+    ("POST", "/v1/policies/check"),
     ("POST", "/v1/policies/gate/rollback"),
     ("PUT", "/v1/namespaces/gate"),
     ("DELETE", "/v1/namespaces/gate"),
 ]
+VIEWER, VIEWER_ENTRY = new_key("eyes", "viewer")
+EYES = ("Authorization", f"Bearer {VIEWER}")
 READS = ["/v1/buckets?limit=x", "/v1/controller?partition=-1", "/v1/audit?limit=x", "/v1/policies", "/v1/namespaces"]
 
 
 @pytest.fixture(scope="module", params=["fast", "plain"])
 def guarded(request: pytest.FixtureRequest, store: Server, policies: Path) -> Iterator[LiveApi]:
     lane: Lane = request.param
-    with live(store.url, policies, lane=lane, api_keys=f"{ENTRY},{CALLER_ENTRY}", body_timeout_s=1.0) as api:
+    with live(
+        store.url, policies, lane=lane, api_keys=f"{ENTRY},{CALLER_ENTRY},{VIEWER_ENTRY}", body_timeout_s=1.0
+    ) as api:
         yield api
 
 
@@ -68,8 +75,23 @@ def test_a_key_and_its_right_are_asked_for_before_parameters_are_looked_at(guard
 
 def test_a_right_is_asked_for_before_the_body_is_looked_at(guarded: LiveApi) -> None:
     """H4"""
-    for method, path in WRITES[4:]:
+    for method, path in WRITES[WRITES.index(("PUT", "/v1/policies/gate")) :]:
         assert ask_once(guarded, request(path, b"{", method=method, headers=[SHOP])).status == 403
+
+
+def test_a_viewer_may_ask_whether_a_set_is_valid(guarded: LiveApi) -> None:
+    for path, status in (("/v1/policies/check", 200), ("/v1/policies/apply", 403)):
+        assert ask_once(guarded, request(path, {"policies": []}, headers=[EYES])).status == status
+
+
+def test_a_merge_patch_has_a_type_of_its_own(guarded: LiveApi) -> None:
+    for kind, status in (("application/merge-patch+json", 404), ("application/json", 404), ("text/plain", 415)):
+        raw = request("/v1/policies/none", {}, method="PATCH", headers=[BOSS, ("Content-Type", kind)])
+        assert ask_once(guarded, raw).status == status
+    put = request(
+        "/v1/policies/none", {}, method="PUT", headers=[BOSS, ("Content-Type", "application/merge-patch+json")]
+    )
+    assert ask_once(guarded, put).status == 415
 
 
 def test_every_route_but_the_open_ones_asks_for_a_key_first(guarded: LiveApi) -> None:
@@ -127,7 +149,7 @@ def test_a_body_without_a_type_is_refused(api: LiveApi, method: str, path: str) 
     """F-H15: a form in a page of another site can send such a body without asking first."""
     reply = ask_once(api, request(path, b"{}", method=method, typed=False))
     assert (reply.status, reply.json["reason"]) == (415, "content_type")
-    assert reply.json["detail"] == "Content-Type: found none; allowed: application/json"
+    assert reply.json["detail"].startswith("Content-Type: found none; allowed: application/json")
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     assert ask_once(api, head + b"2\r\n{}\r\n0\r\n\r\n").status == 415
 
@@ -187,7 +209,7 @@ def test_an_idempotency_key_that_could_be_read_in_two_ways_is_refused(
 
 @pytest.mark.parametrize("key", ["order-17", '"quoted"', "!~", "k" * 255, "a:b/c=d,e;f"])
 def test_the_same_key_in_a_header_and_in_a_batch_is_the_same_key(client: httpx.Client, customer: str, key: str) -> None:
-    key = (customer + key)[-255:]
+    key = customer + key[len(customer) :] if len(key) > 200 else customer + key
     alone = client.post("/v1/acquire", json=ask(customer, work=1), headers={"Idempotency-Key": key})
     operation = {"op": "acquire", **ask(customer, work=1), "idempotency_key": key}
     (result,) = client.post("/v1/batch", json={"operations": [operation]}).json()["results"]
