@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.api.live import Lane, live
-from tests.support.servers import Server
+from tests.support.servers import Server, running
 
 POLICIES = """
 policies:
@@ -15,6 +15,13 @@ policies:
   - {name: plan, match: {customer: "*"}, per: [customer], rate: 0.000001, capacity: 2, count: requests,
      quota: {work: 100, period: year}}
 """
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One of its own: these policies cover everybody."""
+    with running("valkey", tmp_path_factory.mktemp("kinds-store")) as server:
+        yield server
 
 
 @pytest.fixture
