@@ -82,6 +82,7 @@ def odd_head(draw: Random, body: bytes, key: str | None) -> bytes:
         ("Traceparent", draw.choice(["00-" + "a" * 32 + "-" + "b" * 16 + "-01", "x", ""])),
         ("If-Match", draw.choice(['"1"', "*", '"x"', "1", '"99999999999999999999"'])),
         ("Range", "bytes=0-0"),
+        ("Sec-Fetch-Site", draw.choice(["cross-site", "same-origin", "none", "x"])),
         ("Accept", draw.choice(["*/*;q=x", "application/openmetrics-text", "a" * 500])),
         ("Bad Name", "x"),
         ("", "x"),
