@@ -207,7 +207,8 @@ _SET: dict[str, Any] = {
     "type": "object",
     "properties": {
         "namespaces": {"type": "object", "additionalProperties": _ref("Namespace")},
-        "policies": {"type": "array", "items": _ref("Policy")},
+        "defaults": {"type": "object", "description": "Fields of policies that do not have them themselves."},
+        "policies": {"type": "array", "items": {"type": "object"}},
         "owner": {"type": "string", **_NAMES, "default": "api"},
         "prune": {"type": "boolean", "default": False},
         "take_over": {"type": "boolean", "default": False},

@@ -204,9 +204,9 @@ def test_a_policy_of_a_tenant_limits_that_tenant_alone(one: httpx.Client, two: h
     for key, namespace in ((one, "tenant-one"), (two, "tenant-two")):
         ask = {"namespace": namespace, "descriptor": {"only": name}}
         while namespace not in capacities:
-            limits = key.post("/v1/acquire", json=ask).json()["limits"]
-            if limits:
-                capacities[namespace] = limits[0]["capacity"]
+            for limit in key.post("/v1/acquire", json=ask).json()["limits"]:
+                if limit["policy"] == name:
+                    capacities[namespace] = limit["capacity"]
         (bucket,) = key.get("/v1/buckets", params={"policy": name}).json()["buckets"]
         assert (bucket["namespace"], bucket["policy"], bucket["bucket"]) == (namespace, name, name)
         report = {"namespace": namespace, "policy": name, "source": "h", "signals": {"cpu": 0.1}}
@@ -383,6 +383,18 @@ def test_a_tenant_s_set_stays_in_its_namespace(
     assert applied(boss.post("/v1/policies/apply", json={"owner": owner, "prune": True})) == {
         "removed": [f"default/{name}", f"tenant-two/{name}"]
     }
+
+
+def test_defaults_hold_in_a_set_and_lead_no_tenant_astray(one: httpx.Client, boss: httpx.Client, name: str) -> None:
+    """P12, F-P12"""
+    rows = {"defaults": {"rate": 5, "match": {"x": name}, "namespace": "tenant-two"}, "policies": [{"name": name}]}
+    assert one.post("/v1/policies/apply", json=rows).status_code == 403
+    assert applied(boss.post("/v1/policies/apply", json=rows)) == {"made": [f"tenant-two/{name}"]}
+    own = {"defaults": {"rate": 5, "match": {"x": name}}, "policies": [{"name": name}]}
+    assert applied(one.post("/v1/policies/apply", json=own)) == {"made": [f"tenant-one/{name}"]}
+    assert one.get(f"/v1/policies/{name}").json() == {
+        "name": name, "namespace": "tenant-one", "match": {"x": name}, "rate": 5
+    }  # fmt: skip
 
 
 def test_sets_and_single_edits_at_once_lose_nothing(boss: httpx.Client, name: str) -> None:
