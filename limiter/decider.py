@@ -2,7 +2,8 @@
 
 Where the store cannot answer, each policy says what holds (B3): `closed` refuses to decide, `open` lets pass, and
 `local` asks a bucket in this node that holds its share of the limit. What was let pass without the store is not
-charged there; its settle debits the whole of its work, once the store is back.
+charged there; its settle debits the whole of its work, once the store is back. A quota goes on from what this node
+knows to be left of it (`known`, limiter/remainders.py); what it grants of that is debited once the store is back.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from limiter.model.shedding import CLASS_NUMBERS
 from limiter.model.tally import DecisionTally, SettleTally
 from limiter.model.uncovered import TEXT_KEPT_MAX, UncoveredTally
 from limiter.planner import Planner, want
+from limiter.remainders import Remainders
 from limiter.settler import NO_LATENCY, Settler
 from limiter.standing import Standing
 from limiter.store.batcher import Waiting
@@ -204,15 +206,22 @@ class Decider:
         self._refuse_uncovered = refuse_uncovered
         self._planner = Planner(PolicySet())
         self._changes = 0
-        self._standing = Standing()
-        self._local = LocalBuckets(nodes)
+        self.remainders = Remainders(buckets.clock, nodes)
+        self._standing = Standing(on_recovery=self.remainders.hold)
+        self._local = LocalBuckets(nodes, self.remainders)
         self._ids = RandomIds(ID_SIZE)
         self.decisions = DecisionTally()
         self.settles = SettleTally()
         self.uncovered = UncoveredTally()
         self.expiries = Expiries()
         self._settler = Settler(
-            buckets, self._keyring, self._standing, self.settles, self.expiries, deadline_s=deadline_s
+            buckets,
+            self._keyring,
+            self._standing,
+            self.settles,
+            self.expiries,
+            self.remainders,
+            deadline_s=deadline_s,
         )
 
     @property
@@ -312,6 +321,8 @@ class Decider:
             case.tell_uncovered(is_covered=limits.denied_in_shadow)
         elif len(limits) > BUCKETS_PER_OPERATION_MAX:
             done(TooManyLimits(_too_many(len(limits))))
+        elif self.remainders.is_going and self._goes_on(case, now_s):
+            case.tell(StoreShunned("the quota goes on in this node until the store knows what was granted of it"))
         elif not self._standing.breaker.is_open or self._standing.allows(now_s):
             return case
         else:
@@ -324,6 +335,15 @@ class Decider:
         refused = Refused(policy, "denied", retry="never", retry_after_ms=0, limits=(), detail=detail)
         self.decisions.count(refused, dry_run=request.dry_run)
         done(refused)
+
+    def _goes_on(self, case: _Case, now_s: float) -> bool:
+        """Whether a quota of the request must not be asked of the store: its balance there is not the truth yet.
+
+        After a single call without an answer it is: others go on with the store, and what is owed is posted at once.
+        """
+        if not (self._standing.breaker.is_open or self.remainders.is_held(now_s)):
+            return False
+        return any(limit.is_known for limit in case.limits)
 
     def _ask_again(self, case: _Case) -> None:
         """For what was asked of the wrong buckets, or for the wrong time."""
@@ -365,6 +385,9 @@ class Decider:
             raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was charged")
         if answer.memo:
             return self._replay(case, wants, answer)
+        for limit, wanted, told in zip(case.limits, wants, answer.buckets, strict=True):
+            if limit.is_known:
+                self.remainders.hear(case.slot, wanted.bucket, wanted.params, told.balance, answer.now_us, 0.0)
         return self._refuse(case, wants, answer.buckets, answer.now_us)
 
     def _refuse(
@@ -391,7 +414,8 @@ class Decider:
         is_new: bool = False,
     ) -> Granted:
         request = case.request
-        charges = _charges(case, wants, answers, degraded=degraded)
+        heard_us = now_us if is_new and not degraded else 0
+        charges = _charges(case, wants, answers, degraded=degraded, heard_us=heard_us)
         if is_new and not request.dry_run:
             self._expect_settle(case, answers, now_us)
         return Granted(
@@ -491,12 +515,15 @@ class Decider:
 
     def _without_store(self, case: _Case) -> Decision:
         """What the policies say for when the store cannot be asked."""
-        for limit in case.limits:
+        now_us = self._now_us()
+        wants = case.wants(now_us)
+        for limit, wanted in zip(case.limits, wants, strict=True):
             if limit.on_store_failure is OnStoreFailure.CLOSED and not limit.shadow:
                 detail = f"the store cannot be asked, and {limit.name} admits nothing without it"
                 raise NotDecided("store_unavailable", detail, policy=limit.name)
-        now_us = self._now_us()
-        wants = case.wants(now_us)
+            if limit.is_known and not self.remainders.begin(case.slot, wanted, now_us) and not limit.shadow:
+                detail = f"the store cannot be asked, and this node does not know what is left of {limit.name}"
+                raise NotDecided("store_unavailable", detail, policy=limit.name)
         answers = self._local.acquire(case.slot, case.limits, wants, now_us=now_us, dry_run=case.request.dry_run)
         if any(
             answer.verdict >= Verdict.BLOCKED and not limit.shadow
@@ -504,6 +531,11 @@ class Decider:
         ):
             return self._refuse(case, wants, answers, now_us, degraded=True)
         return self._grant(case, wants, answers, now_us, degraded=True, is_new=True)
+
+    async def post(self) -> None:
+        """Have the store debit what quotas granted without it (S14)."""
+        if self.remainders.is_going:
+            await self.remainders.post(self._buckets, self._planner)
 
     async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
         """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
@@ -545,15 +577,21 @@ def _too_many(count: int) -> str:
 
 
 def _charges(
-    case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool
+    case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool, heard_us: int
 ) -> tuple[Charge, ...]:
-    """What a reservation took; nothing from the store where the store was not asked."""
+    """What a reservation took: nothing from the store where the store was not asked, unless it will be told (S14).
+
+    `heard_us`: when the store told these balances; 0 if it did not, or told them before.
+    """
     descriptor = case.request.descriptor
     charges = []
     for limit, wanted, answer in zip(case.limits, wants, answers, strict=True):
+        if limit.is_known and heard_us:
+            own = answer.charge if answer.verdict is _DEBITED else 0.0
+            case.decider.remainders.hear(case.slot, wanted.bucket, wanted.params, answer.balance, heard_us, own)
         if answer.verdict is _DEBITED:
             weight = limit.weight(descriptor) if limit.weights else 1.0
-            charge = 0.0 if degraded else answer.charge
+            charge = 0.0 if degraded and not limit.is_known else answer.charge
             expected_ms = NO_LATENCY if limit.expectations is None else case.expected_of(limit)
             # A request's token was the price, whatever its work: a settle corrects nothing (W16).
             in_requests = answer.in_requests or limit.counts

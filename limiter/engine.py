@@ -41,6 +41,7 @@ RETRY_S = 0.25
 WATCH_S = 1.0
 START_WAIT_S = 2.0
 STORE_TIMEOUT_S = 2.0
+POST_PAUSE_S = 0.05
 FILE_AUTHOR = "policy file"
 FOREIGN_SHOWN_MAX = 5
 
@@ -74,6 +75,8 @@ class Engine:
         self._decider.enforce(self._file)
         self._facts: ServerFacts | None = None
         self._waiting_for: str | None = "the store has not been reached yet"
+        self._was_away = False
+        """Whether the store was asked for in vain when this node started."""
         self._ready = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._revision = 0
@@ -178,6 +181,10 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._decider.remainders.owing:
+            await self._decider.post()
+        if lost := self._decider.remainders.owing:
+            log.error("%d quotas gave out something without the store, which will never know: it is still away", lost)
         await self._buckets.drain()
         await self.link.aclose()
 
@@ -191,8 +198,9 @@ class Engine:
                     group.create_task(self.store.watch(self._take))
                     group.create_task(self._registry.run())
                     group.create_task(self._look_after())
+                    group.create_task(self._post())
             except StoreError as error:
-                self._waiting_for = str(error)
+                self._waiting_for, self._was_away = str(error), True
             except Exception as error:
                 log.exception("what the store says cannot be used; trying again")
                 if not self._ready.is_set():
@@ -210,6 +218,8 @@ class Engine:
             log.warning("%d policies of an older version are now kept by their namespace and name", moved)
         await self._apply_file()
         await self._take(await self.store.load())
+        if self._was_away:
+            self._decider.remainders.hold(has_just_started=True)
         self._waiting_for = None
         self._ready.set()
 
@@ -254,6 +264,15 @@ class Engine:
                 log.warning("the policies of the file were put back")
                 return
 
+    async def _post(self) -> None:
+        """Have the store debit what quotas granted without it, as soon as it answers (S14)."""
+        decider = self._decider
+        while True:
+            await decider.remainders.wakes.wait()
+            if not decider.store_is_shunned:
+                await decider.post()
+            await asyncio.sleep(POST_PAUSE_S)
+
     async def _look_after(self) -> None:
         """Ask the store how it is. With no traffic nobody else would find out that it is gone, or back."""
         while True:
@@ -263,10 +282,12 @@ class Engine:
             except StoreError as error:
                 if self.store_is_up:
                     log.warning("the store does not answer: %s", error)
+                    self._decider.remainders.lose()
                 self.store_is_up = False
             else:
                 if not self.store_is_up:
                     log.warning("the store answers again")
+                    self._decider.remainders.hold()
                 self.store_is_up = True
                 self._decider.store_answered()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from math import inf
 
 from limiter.errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.model.contract import LimitState, Settled, SettleRequest
@@ -27,6 +28,7 @@ from limiter.model.policy import PolicySet
 from limiter.model.reservation import Keyring, Reservation
 from limiter.model.tally import SettleTally
 from limiter.planner import Planner, with_terms
+from limiter.remainders import Remainders
 from limiter.standing import Standing
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable
@@ -46,6 +48,7 @@ class Settler:
         standing: Standing,
         tally: SettleTally,
         expiries: Expiries,
+        remainders: Remainders,
         *,
         deadline_s: float,
     ) -> None:
@@ -55,6 +58,7 @@ class Settler:
         self._standing = standing
         self._tally = tally
         self._expiries = expiries
+        self._remainders = remainders
         self._deadline_s = deadline_s
 
     def start(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
@@ -155,6 +159,9 @@ class Settler:
             limit = self.planner.find(slot.namespace, charge.bucket)
             if limit is None or charge.params is None or not bucket.present:
                 continue
+            if limit.is_known and bucket.rate == charge.params.window_end_us:
+                own = bucket.adjusted if answer.status is SettleStatus.SETTLED else inf
+                self._remainders.hear(slot, charge.bucket, charge.params, bucket.balance, answer.now_us, own)
             row = BucketAnswer(
                 Verdict.PASSED, bucket.balance, charge.charge, bucket.rate, bucket.capacity, bucket.in_requests
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 from limiter.model.breaker import Breaker
 from limiter.model.tally import Unanswered
@@ -19,8 +20,9 @@ from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreShunned, Stor
 class Standing:
     """The breaker of a node, with a clock and draws."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_recovery: Callable[[], None] = lambda: None) -> None:
         self.breaker = Breaker()
+        self._on_recovery = on_recovery
 
     def allows(self, now_s: float) -> bool:
         """Whether to ask the store now."""
@@ -28,7 +30,11 @@ class Standing:
 
     def answered(self) -> None:
         """The store answered."""
-        self.breaker.succeed()
+        breaker = self.breaker
+        if breaker.failures or breaker.is_open:
+            if breaker.is_open:
+                self._on_recovery()
+            breaker.succeed()
 
     def unanswered(self, error: StoreUnavailable) -> Unanswered:
         """Say why an operation was not applied, and draw the breaker's conclusion from it."""
@@ -38,7 +44,7 @@ class Standing:
             self.breaker.forgo()
             return "busy"
         if isinstance(error, StoreOutOfMemory):
-            self.breaker.succeed()
+            self.answered()
             return "out_of_memory"
         self.breaker.fail(time.monotonic(), random.random())  # noqa: S311
         return "deadline"

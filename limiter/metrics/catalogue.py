@@ -104,6 +104,11 @@ UNANSWERED = _counter(
     "reason",
 )
 STORE_UP = _gauge("headgate_store_up", "1 if the store answered when it was last asked how it is.", together="min")
+QUOTA_OWED = _gauge(
+    "headgate_quota_owed_buckets",
+    "Quota buckets with grants made without the store that it has not debited yet.",
+    together="sum",
+)
 BREAKER_OPEN = _gauge("headgate_breaker_open", "1 while the store failed so often that it is only probed.")
 
 # The node

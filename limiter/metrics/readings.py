@@ -46,6 +46,7 @@ def node(engine: Engine) -> Iterator[Reading]:
     yield unanswered({"acquire": decider.decisions.unanswered, "settle": decider.settles.unanswered})
     yield plain(catalogue.STORE_UP, engine.store_is_up)
     yield plain(catalogue.BREAKER_OPEN, decider.store_is_shunned)
+    yield plain(catalogue.QUOTA_OWED, decider.remainders.owing)
     yield plain(catalogue.READY, not engine.troubles())
     yield plain(catalogue.NODES, engine.nodes)
     yield plain(catalogue.POLICIES, len(engine.policies.policies))

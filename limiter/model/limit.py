@@ -44,9 +44,9 @@ class Limit:
     time."""
 
     __slots__ = (
-        "bucket", "charge", "counts", "expectations", "how_estimated", "how_unsaid", "key", "learned", "listens",
-        "mechanism", "minimums", "name", "on_store_failure", "per", "period", "rated", "rated_by", "rated_codes",
-        "request_max", "retries", "shadow", "sheds", "terms", "weights", "zone",
+        "bucket", "charge", "counts", "expectations", "how_estimated", "how_unsaid", "is_known", "key", "learned",
+        "listens", "mechanism", "minimums", "name", "on_store_failure", "per", "period", "rated", "rated_by",
+        "rated_codes", "request_max", "retries", "shadow", "sheds", "terms", "weights", "zone",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, *, partitions: int = 1) -> None:
@@ -58,7 +58,9 @@ class Limit:
         self.retries = RetryMeter()
         self.per = tuple(policy.per)
         self.shadow = policy.shadow
-        self.on_store_failure: OnStoreFailure = policy.on_store_failure
+        self.on_store_failure: OnStoreFailure = policy.without_store
+        self.is_known = self.on_store_failure is OnStoreFailure.KNOWN
+        """Whether a node remembers its balances, to go on from them without the store (S14)."""
         self.period = policy.quota.span if policy.quota else None
         self.zone = ZoneInfo(policy.quota.timezone) if policy.quota else None
         self.mechanism: Literal["work", "requests", "auto", "quota"] = "quota" if policy.quota else _mechanism(policy)

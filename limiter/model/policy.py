@@ -108,6 +108,8 @@ class OnStoreFailure(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
     LOCAL = "local"
+    KNOWN = "known"
+    """A quota goes on from the last balance that the node knew; what it does not know is closed (S14)."""
 
 
 def _is_text(value: object, *, longest: int) -> TypeGuard[str]:
@@ -491,7 +493,7 @@ class Policy(_Part):
     overload: Overload | None = None
     criticality_by: Annotated[dict[Dimension, ClassTable], Field(max_length=DIMENSIONS_MAX)] = {}
     default_criticality: Annotated[Criticality, Field(strict=False)] | None = None
-    on_store_failure: Annotated[OnStoreFailure, Field(strict=False)] = OnStoreFailure.LOCAL
+    on_store_failure: Annotated[OnStoreFailure, Field(strict=False)] | None = None
     shadow: bool = False
 
     @model_validator(mode="after")
@@ -504,6 +506,9 @@ class Policy(_Part):
         if self.min_work is not None and self.max_work is not None and self.min_work > self.max_work:
             found = f"{_show(_written(self.min_work))} above max_work {_show(_written(self.max_work))}"
             raise _refuse("at most max_work", field="min_work", found=found)
+        if self.on_store_failure is OnStoreFailure.KNOWN and self.quota is None:
+            allowed = "only beside a quota: a rate refills by itself; 'open', 'closed' or 'local'"
+            raise _refuse(allowed, field="on_store_failure", found="'known'")
         for part in self.parts():
             Policy._can_take_effect(part)
             Policy._rates_can_take_effect(part)
@@ -577,6 +582,16 @@ class Policy(_Part):
             return quantity.units(self.max_debt, rate=rate)
         minute = 0.0 if self.rate is None else quantity.units(DEBT_DEFAULT, rate=rate)
         return max(minute, self.held, self.max_work or 0.0, self.borrowed)
+
+    @property
+    def without_store(self) -> OnStoreFailure:
+        """What holds while the store is away: a quota is never handed out again unless its policy asks for that.
+
+        Of a policy with a rate and a quota, `known` is for the quota.
+        """
+        if self.on_store_failure not in (None, OnStoreFailure.KNOWN):
+            return self.on_store_failure
+        return OnStoreFailure.LOCAL if self.quota is None else OnStoreFailure.KNOWN
 
     @property
     def least(self) -> float:

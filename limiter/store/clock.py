@@ -14,14 +14,21 @@ class StoreClock:
     The node's own wall clock plays no part, so a node whose clock is wrong behaves like any other.
     """
 
-    __slots__ = ("_offset_us",)
+    __slots__ = ("_observed_us", "_offset_us")
 
     def __init__(self) -> None:
         self._offset_us: int | None = None
+        self._observed_us = 0
 
     def observe(self, now_us: int) -> None:
         """Take the store's time from a reply that has just come."""
-        self._offset_us = now_us - time.monotonic_ns() // 1000
+        self._observed_us = observed_us = time.monotonic_ns() // 1000
+        self._offset_us = now_us - observed_us
+
+    @property
+    def observed_s(self) -> float:
+        """When the last reply came, by this node's monotonic clock; 0 before the first."""
+        return self._observed_us / 1e6
 
     @property
     def is_set(self) -> bool:

@@ -12,7 +12,9 @@ from limiter.model.limit import Limit
 from limiter.model.operations import Acquire, BucketAnswer, Verdict
 from limiter.model.policy import NUMBER_MAX, Criticality, PolicyError, read_policy, read_policy_set
 from limiter.planner import Planner, want
+from limiter.remainders import Remainders
 from limiter.store.buckets import check_acquire
+from limiter.store.clock import StoreClock
 
 START_US = 1_790_000_000_000_000
 RESERVES = {"sheddable": "50%", "critical_plus": "-20%"}
@@ -109,7 +111,7 @@ def test_b3_without_the_store_a_node_holds_its_part_of_a_partitions_part() -> No
     }
     slot, (found,) = Planner(read_policy_set(document)).cover("default", {})
     asked = want(found, {}, work=1, criticality=Criticality.CRITICAL, now_us=START_US)
-    local = LocalBuckets(lambda: 2)
+    local = LocalBuckets(lambda: 2, Remainders(StoreClock(), lambda: 2))
     (answer,) = local.acquire(slot, [found], [asked], now_us=START_US, dry_run=True)
     assert (answer.verdict, answer.capacity, answer.rate) == (Verdict.PASSED, 10, 12.5)
 

@@ -118,12 +118,14 @@ def test_a_policy_that_is_none_is_told_without_a_name() -> None:
 
 def test_defaults() -> None:
     policy = read_policy({"name": "p", "rate": 1})
-    assert (policy.mechanism, policy.on_store_failure, policy.namespace) == (
+    assert (policy.mechanism, policy.without_store, policy.namespace) == (
         Mechanism.WORK,
         OnStoreFailure.LOCAL,
         "default",
     )
     assert dump(policy) == {"name": "p", "rate": 1}
+    quota = read_policy({"name": "q", "quota": {"work": 5, "period": "day"}})
+    assert quota.without_store is OnStoreFailure.KNOWN, "a quota is handed out again only where that is asked for"
 
 
 def test_a_namespace_nobody_spoke_of_has_one_partition() -> None:
@@ -170,16 +172,17 @@ def documents(draw: st.DrawFn) -> dict[str, object]:
             "capacity": amounts, "burst": amounts, "max_debt": amounts, "stop_debt": amounts,
             "mechanism": st.sampled_from(Mechanism).map(str), "steering": st.fixed_dictionaries({"initial": numbers}),
             "reserve": st.dictionaries(st.sampled_from(Criticality).map(str), amounts),
+            "on_store_failure": st.sampled_from(["open", "closed", "local"]),
         }  # fmt: skip
     else:
         document["quota"] = {"requests": draw(numbers), "period": "day"}
-        optional = {"max_debt": numbers}
+        optional = {"max_debt": numbers, "on_store_failure": st.sampled_from(OnStoreFailure).map(str)}
     optional |= {
         "match": st.dictionaries(dimensions, patterns, max_size=5),
         "per": st.lists(dimensions, max_size=5, unique=True),
         "group": names, "minimum": numbers, "charge": numbers | st.just("learned"), "shadow": st.booleans(),
         "weights": st.dictionaries(dimensions, st.dictionaries(names, numbers, max_size=3), max_size=2),
-        "on_store_failure": st.sampled_from(OnStoreFailure).map(str), "description": st.just("words"),
+        "description": st.just("words"),
     }  # fmt: skip
     chosen = draw(st.sets(st.sampled_from(sorted(optional))))
     return document | {field: draw(optional[field]) for field in sorted(chosen)}
