@@ -22,6 +22,7 @@ from api import (
     docs_page,
     gate,
     health_routes,
+    loss_routes,
     metrics_routes,
     namespace_routes,
     policy_routes,
@@ -61,6 +62,7 @@ MODULES = (
     controller_routes,
     uncovered_routes,
     health_routes,
+    loss_routes,
     metrics_routes,
     docs_page,
 )

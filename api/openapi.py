@@ -326,6 +326,19 @@ AUDIT: dict[str, Any] = {
     "responses": {200: _answer("A page of changes", None, {"changes": [_CHANGE], "cursor": "9.1"}), **_READ},
     **_ONLY,
 }
+_LOSS = {
+    "when": "2026-11-18T03:12:44.120+00:00",
+    "revision_before": 41,
+    "revision_after": 0,
+    "policies": [{"namespace": "default", "name": "orders-reads"}],
+    "more": 0,
+}
+LOSS: dict[str, Any] = {
+    "responses": {200: _answer("Whether policies were lost", None, {"lost": True, "loss": _LOSS}), **_READ}
+}
+LOSS_ACKNOWLEDGE: dict[str, Any] = {
+    "responses": {200: _answer("Whether there was a loss to acknowledge", None, {"acknowledged": True}), **_COMMON}
+}
 BUCKETS: dict[str, Any] = {"responses": {200: _answer("A page of buckets", None), **_READ}}
 _STEERED = {
     "owner": {"controller": "host-17-a1b2c3", "fence": 3, "expires_in_ms": 1912},

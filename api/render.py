@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -27,10 +28,12 @@ from limiter.errors import (
 )
 from limiter.model.contract import Decision, Granted, LimitState, Refused, Settled
 from limiter.model.policy import PolicyError
-from limiter.store.errors import StoreError
+from limiter.store.errors import StoreError, without_address
 from limiter.store.inspect import CursorError
 from limiter.store.policies import PolicyMissing, RevisionConflict
 from limiter.store.policy_sets import OwnedByOthers
+
+log = logging.getLogger(__name__)
 
 TYPES = "https://iana.org/assignments/http-problem-types"
 QUOTA_EXCEEDED = f"{TYPES}#quota-exceeded"
@@ -170,7 +173,8 @@ def failure(error: Exception) -> Answer:
     if isinstance(error, NotDecided):
         return _not_decided(error)
     if isinstance(error, StoreError):
-        return _not_decided(NotDecided("store_unavailable", str(error)))
+        log.warning("a request could not be served: %s", error)  # where the store is stays here
+        return _not_decided(NotDecided("store_unavailable", without_address(error)))
     if isinstance(error, PolicyMissing):
         return problem(404, f"no_such_{error.place.kind}", str(error))
     if isinstance(error, SettledOtherwise):

@@ -15,7 +15,7 @@ import uvloop
 from api import logs
 from api.auth import KeyEntryError, new_key
 from api.server import serve, tame_collector
-from limiter import cli_policies, cli_uncovered, liveness
+from limiter import cli_policies, cli_store, cli_uncovered, liveness
 from limiter.cli_policies import embedded_url
 from limiter.controller.child import keep_running
 from limiter.controller.worker import Controller
@@ -42,6 +42,7 @@ app = typer.Typer(
 )
 cli_policies.register(app)
 cli_uncovered.register(app)
+cli_store.register(app)
 
 
 def main() -> None:

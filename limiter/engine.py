@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from os import urandom
 
 from limiter.decider import Asked, Decider
@@ -23,9 +24,11 @@ from limiter.model.tally import CallTally
 from limiter.planner import Rule
 from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
+from limiter.store import losses
 from limiter.store.buckets import Buckets
 from limiter.store.connect import Link, ServerFacts, open_link, probe
-from limiter.store.errors import StoreError
+from limiter.store.errors import StoreError, without_address
+from limiter.store.losses import Loss
 from limiter.store.nodes import NodeRegistry
 from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policy_entries import policy_place
@@ -79,10 +82,11 @@ class Engine:
         """Whether the store was asked for in vain when this node started."""
         self._ready = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._revision = 0
+        self._stored = StoredPolicies(0, PolicySet())
         self.store_is_up = True
         """Whether it answered when it was last asked how it is."""
-        self._lost = False
+        self.loss: Loss | None = None
+        """That the store lost its policies, until somebody acknowledges it."""
         self._unusable: str | None = None
 
     async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
@@ -138,7 +142,7 @@ class Engine:
     @property
     def revision(self) -> int:
         """Of the policies in force; 0 until the store was asked."""
-        return self._revision
+        return self._stored.revision
 
     def now_us(self) -> int:
         """The store's time as far as it is known."""
@@ -157,15 +161,25 @@ class Engine:
         found = []
         if self._decider.store_is_shunned or not self.store_is_up:
             found.append("the store does not answer in time: decisions are made without it, as each policy says")
+        elif self.store_is_out_of_memory:
+            found.append(
+                "the store is out of memory: acquires are decided without it, as each policy says, and settles still "
+                "work; raise its maxmemory, or find the policy with too many buckets"
+            )
         policy = self._facts.maxmemory_policy if self._facts else "noeviction"
         if policy != "noeviction":
             found.append(f"the store's maxmemory-policy is {policy}: it may evict buckets; set it to noeviction")
         if self._unusable is not None:
             found.append(f"the store's policies cannot be put in force, older ones still are: {self._unusable}")
         found += _told(self._foreign)
-        if self._lost:
-            found.append("the store lost its policies and has begun anew: what no policy covers is not limited")
+        if self.loss is not None:
+            found.append(_told_loss(self.loss))
         return found
+
+    @property
+    def store_is_out_of_memory(self) -> bool:
+        """Whether the store refused what needs memory when it was last asked how it is."""
+        return self._facts is not None and self._facts.is_out_of_memory
 
     async def start(self) -> None:
         """Begin, and wait a moment for the store; without it start all the same."""
@@ -200,7 +214,10 @@ class Engine:
                     group.create_task(self._look_after())
                     group.create_task(self._post())
             except StoreError as error:
-                self._waiting_for, self._was_away = str(error), True
+                if not self._was_away:
+                    log.warning("waiting for the store: %s", error)
+                    self._decider.remainders.lose()
+                self._waiting_for, self._was_away = without_address(error), True
             except Exception as error:
                 log.exception("what the store says cannot be used; trying again")
                 if not self._ready.is_set():
@@ -218,6 +235,7 @@ class Engine:
             log.warning("%d policies of an older version are now kept by their namespace and name", moved)
         await self._apply_file()
         await self._take(await self.store.load())
+        await self._look_for_loss()
         if self._was_away:
             self._decider.remainders.hold(has_just_started=True)
         self._waiting_for = None
@@ -225,9 +243,8 @@ class Engine:
 
     async def _take(self, stored: StoredPolicies) -> None:
         """Let what the store holds be in force; put back what it lost (S10)."""
-        self._lost = stored.revision < self._revision
-        if self._lost:
-            log.error("the store lost its policies (revision %d after %d)", stored.revision, self._revision)
+        if _has_lost(self._stored, stored):
+            self._notice(self._stored, stored)
             if self._file.policies:
                 self._tasks.append(asyncio.create_task(self._put_back()))
         try:
@@ -236,7 +253,7 @@ class Engine:
         except Exception as error:
             self._unusable = f"{type(error).__name__}: {error}"
             raise
-        self._revision, self._unusable = stored.revision, None
+        self._stored, self._unusable = stored, None
 
     async def _apply_file(self) -> None:
         """Put the file's policies in force, as their owner; what another owns stays as it is, and is told (P12)."""
@@ -264,6 +281,36 @@ class Engine:
                 log.warning("the policies of the file were put back")
                 return
 
+    def _notice(self, before: StoredPolicies, after: StoredPolicies) -> None:
+        """The store has older policies than before, or another life: say so, and have it kept."""
+        named, more = losses.gone(before.kept, after.kept)
+        if self.loss is None:
+            self.loss = Loss(self.now_us(), _life(before), before.revision, after.revision, named, more)
+        log.error(
+            "the store lost its policies: revision %d after %d; of those made over the API are gone: %s",
+            after.revision, before.revision, ", ".join(f"{space}/{name}" for space, name in named) or "none",
+        )  # fmt: skip
+
+    async def _look_for_loss(self) -> None:
+        """Learn what other nodes noticed, keep what this one did, and see whether it was acknowledged."""
+        try:
+            kept, seen = await losses.read(self.link)
+            if kept is None and self.loss is not None and not (seen is not None and seen.covers(self.loss)):
+                await losses.write(self.link, self.loss)
+                kept = self.loss
+        except StoreError as error:
+            log.debug("whether the store lost anything cannot be read for now: %s", error)
+            return
+        if kept is not None and self.loss is None:
+            log.error("%s", _told_loss(kept))
+        self.loss = kept
+
+    async def acknowledge_loss(self, who: str) -> Loss | None:
+        """Somebody has seen that the store lost its policies; which loss it was."""
+        found = await losses.acknowledge(self.link, who, self.now_us())
+        self.loss = None
+        return found
+
     async def _post(self) -> None:
         """Have the store debit what quotas granted without it, as soon as it answers (S14)."""
         decider = self._decider
@@ -290,6 +337,7 @@ class Engine:
                     self._decider.remainders.hold()
                 self.store_is_up = True
                 self._decider.store_answered()
+                await self._look_for_loss()
 
 
 def _told(foreign: Sequence[Foreign]) -> Iterator[str]:
@@ -300,6 +348,26 @@ def _told(foreign: Sequence[Foreign]) -> Iterator[str]:
     if len(foreign) > FOREIGN_SHOWN_MAX:
         more = len(foreign) - FOREIGN_SHOWN_MAX
         yield f"{more} more entries of the file differ from the store, where others own them; {advice}"
+
+
+def _life(stored: StoredPolicies) -> str:
+    """What the store calls the life that it has had since it was empty; nothing while it is."""
+    return (stored.stamp or b"").partition(b" ")[2].decode("ascii", "replace")
+
+
+def _has_lost(before: StoredPolicies, after: StoredPolicies) -> bool:
+    """Whether the store has gone back: an older revision, or one of another life."""
+    return before.revision > 0 and (after.revision < before.revision or _life(after) != _life(before))
+
+
+def _told_loss(loss: Loss) -> str:
+    """Without names: anybody may read warnings."""
+    when = datetime.fromtimestamp(loss.when_us // 1_000_000, UTC)
+    return (
+        f"the store lost its policies at {when:%Y-%m-%d %H:%M:%S}Z: revision {loss.before} before, {loss.after} after; "
+        f"{loss.gone} made over the API are gone and buckets began full. GET /v1/store/loss names them; put them back, "
+        "then POST /v1/store/loss/acknowledge"
+    )
 
 
 def _check_report(request: SignalRequest, rule: Rule) -> Limit:

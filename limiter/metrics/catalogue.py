@@ -104,6 +104,10 @@ UNANSWERED = _counter(
     "reason",
 )
 STORE_UP = _gauge("headgate_store_up", "1 if the store answered when it was last asked how it is.", together="min")
+STORE_LOSS = _gauge("headgate_store_loss", "1 since the store lost its policies, until somebody acknowledges that.")
+STORE_OUT_OF_MEMORY = _gauge(
+    "headgate_store_out_of_memory", "1 while the store has no memory for acquires; it still takes settles."
+)
 QUOTA_OWED = _gauge(
     "headgate_quota_owed_buckets",
     "Quota buckets with grants made without the store that it has not debited yet.",

@@ -46,6 +46,8 @@ def node(engine: Engine) -> Iterator[Reading]:
     yield unanswered({"acquire": decider.decisions.unanswered, "settle": decider.settles.unanswered})
     yield plain(catalogue.STORE_UP, engine.store_is_up)
     yield plain(catalogue.BREAKER_OPEN, decider.store_is_shunned)
+    yield plain(catalogue.STORE_LOSS, engine.loss is not None)
+    yield plain(catalogue.STORE_OUT_OF_MEMORY, engine.store_is_out_of_memory)
     yield plain(catalogue.QUOTA_OWED, decider.remainders.owing)
     yield plain(catalogue.READY, not engine.troubles())
     yield plain(catalogue.NODES, engine.nodes)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from redis.exceptions import NoPermissionError, ResponseError
 
 from limiter.store import keys
-from limiter.store.errors import StoreUnsupported
+from limiter.store.errors import StoreOutOfMemory, StoreUnsupported
 from limiter.store.links import LOOKUP_TIMEOUT_S, ClusterLink, Dialer, SentinelLink, ServerLink
 from limiter.store.node import Argument
 from limiter.store.urls import parse
@@ -87,6 +87,8 @@ class ServerFacts:
     version: Version
     now_us: int
     maxmemory_policy: str
+    is_out_of_memory: bool = False
+    """Whether it refuses what needs memory: it answers, and settles still work."""
 
     def __str__(self) -> str:
         return f"{self.name.capitalize()} {'.'.join(map(str, self.version))}"
@@ -96,8 +98,13 @@ async def probe(link: Link, *, timeout_s: float = PROBE_TIMEOUT_S) -> ServerFact
     """Ask the server what it is and have it run a script; raises `StoreUnsupported` with what to change."""
     info = await _info(link, timeout_s)
     name, version = _identity(info)
-    now_us = await _run_script(link, timeout_s)
-    return ServerFacts(name, version, now_us, info.get("maxmemory_policy", "unknown"))
+    policy = info.get("maxmemory_policy", "unknown")
+    try:
+        now_us = await _run_script(link, timeout_s)
+    except StoreOutOfMemory:  # no script that may write runs then; whether it could is for another time
+        seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=timeout_s)
+        return ServerFacts(name, version, int(seconds) * 1_000_000 + int(microseconds), policy, is_out_of_memory=True)
+    return ServerFacts(name, version, now_us, policy)
 
 
 async def _info(link: Link, timeout_s: float) -> dict[str, str]:

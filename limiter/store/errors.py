@@ -4,6 +4,8 @@ A refusal by a limit is a value; these are failures. What the server answers for
 (a bad script, a wrong type at a key) is not translated: it stays redis-py's `ResponseError`.
 """
 
+import re
+
 
 class StoreError(Exception):
     """The store failed us."""
@@ -27,6 +29,22 @@ class StoreShunned(StoreBusy):
 
 class StoreOutOfMemory(StoreRefused):
     """The server has no memory left for writes; nothing was executed."""
+
+
+def without_address(error: Exception) -> str:
+    """What is wrong with the store, for whoever asks: where it is belongs into the log alone."""
+    if isinstance(error, StoreOutOfMemory):
+        return "the store is out of memory"
+    if isinstance(error, StoreBusy) or not isinstance(error, StoreUnavailable):
+        return str(error)
+    if (answered := _CODE.search(str(error))) is not None:
+        return f"the store cannot serve now: it answers {answered[1]}"
+    if "in time" in str(error):
+        return "the store does not answer in time"
+    return "the store cannot be reached; the log of the node says where it looked and what it found"
+
+
+_CODE = re.compile(r"cannot serve now: ([A-Z]{3,20})\b")
 
 
 class StoreUnsupported(StoreError):

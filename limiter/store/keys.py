@@ -8,6 +8,7 @@
     hg:{…}:u:<bucket>   what services report of their load; of a policy's name alone: for all its buckets
     hg:secret        what reservations are signed with
     hg:{policies}:…  current: the policies, audit: who changed what, h:<entry>: what an entry was before;
+                     loss: that policies were lost, loss-seen: who acknowledged that;
                      entries are p:<namespace>/<name>, a policy, and n:<namespace>, its spread
     hg:{nodes}       when each node was last seen     hg:{controllers}   when each controller was
 
@@ -39,6 +40,12 @@ POLICIES_CURRENT = POLICIES + b"current"
 
 POLICIES_AUDIT = POLICIES + b"audit"
 """Who changed which of them, newest first."""
+
+POLICIES_LOSS = POLICIES + b"loss"
+"""That policies were lost, until somebody acknowledges it."""
+
+POLICIES_LOSS_SEEN = POLICIES + b"loss-seen"
+"""Who acknowledged the last loss, for a day."""
 
 POLICIES_CHANNEL = POLICIES + b"changed"
 """Where each new revision is published."""

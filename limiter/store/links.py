@@ -92,7 +92,7 @@ class ServerLink:
         try:
             return await self._node.call(pack(*command), deadline_s=_deadline_s(timeout_s))
         except AskError as error:
-            raise _cluster_found(self._node) from error
+            raise _cluster_found() from error
 
     def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
         """Send once, at once; see `Link`."""
@@ -178,7 +178,7 @@ class SentinelLink:
         try:
             return await primary.call(packed, deadline_s=deadline_s)
         except AskError as error:
-            raise _cluster_found(primary) from error
+            raise _cluster_found() from error
         except StoreOutOfMemory:
             raise
         except StoreUnavailable:
@@ -357,5 +357,5 @@ def _retrieve(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _cluster_found(node: Node) -> StoreUnsupported:
-    return StoreUnsupported(f"{node.where} is part of a cluster: use redis+cluster:// in HEADGATE_REDIS_URL")
+def _cluster_found() -> StoreUnsupported:
+    return StoreUnsupported("the store is part of a cluster: use redis+cluster:// in HEADGATE_REDIS_URL")

@@ -30,6 +30,7 @@ OPERATIONS = [
     "PATCH /v1/policies/{name}", "POST /v1/policies/apply", "POST /v1/policies/check",
     "GET /v1/policies/{name}/history", "POST /v1/policies/{name}/rollback", "GET /v1/namespaces",
     "GET /v1/namespaces/{name}", "PUT /v1/namespaces/{name}", "DELETE /v1/namespaces/{name}", "GET /v1/audit",
+    "GET /v1/store/loss", "POST /v1/store/loss/acknowledge",
     "GET /v1/buckets", "GET /v1/controller", "GET /v1/uncovered", "GET /healthz", "GET /readyz", "GET /metrics",
 ]  # fmt: skip
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]

@@ -27,7 +27,7 @@ from tests.support.servers import Server, free_port, running
 QUOTA = 20_000
 POLICY = {"name": "monthly", "match": {}, "per": ["customer"], "quota": {"work": QUOTA, "period": "month"}}
 FILE = "policies: [{name: monthly, match: {}, per: [customer], quota: {work: 20000, period: month}}]"
-PATIENT_S = 30.0
+PATIENT_S = 60.0
 
 
 @pytest.fixture
@@ -370,9 +370,10 @@ def test_s14_sigterm_while_the_store_is_away_says_what_it_will_never_know(
         engine = await open_engine(Settings(policies=file, deadline_ms=2000), durable.url)
         await engine.start()
         try:
+            await until(lambda: not (engine.troubles() or engine.decider.remainders.is_going), within_s=PATIENT_S)
             await granted(engine, 1000)
             await asyncio.to_thread(durable.stop)
-            await until(lambda: not engine.store_is_up)
+            await until(lambda: not engine.store_is_up, within_s=PATIENT_S)
             assert (await granted(engine, 5)).degraded
             if back:
                 await asyncio.to_thread(durable.start)

@@ -1,0 +1,201 @@
+"""F-S8, F-S10: every node tells of a store that lost its policies or is out of memory; no answer tells where it is."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.auth import new_key
+from limiter.store import keys
+from tests.api.live import LANES, Lane, LiveApi, ask, live
+from tests.metrics.scraping import scrape
+from tests.support import eventually
+from tests.support.servers import Server, running
+from tests.test_cli import headgate
+
+POLICIES = "policies: [{name: filed, match: {service: slow}, per: [customer], rate: 1/d, capacity: 10, max_debt: 100}]"
+MADE = {"name": "made", "namespace": "tenant1", "match": {}, "rate": 5}
+KEYS = {name: new_key(name, role, space) for name, role, space in [
+    ("a", "admin", None), ("v", "viewer", None), ("bound", "admin", "tenant1"), ("other", "admin", "tenant2"),
+]}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "policies.yaml"
+    path.write_text(POLICIES)
+    return path
+
+
+@pytest.fixture
+def nodes(valkey: Server, file: Path) -> Iterator[list[LiveApi]]:
+    """Two that have a policy of the file and one made over the API."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(live(valkey.url, file, lane=lane)) for lane in LANES]
+        with found[0].client() as client:
+            assert client.put("/v1/policies/made", params={"namespace": "tenant1"}, json=MADE).status_code == 201
+        for node in found:
+            eventually(lambda node=node: knows_both(node), what="both policies are in force")  # type: ignore[misc]
+        yield found
+
+
+def knows_both(node: LiveApi) -> bool:
+    with node.client() as client:
+        return scrape(client).value("headgate_policies") == 2
+
+
+def warnings(node: LiveApi) -> list[str]:
+    with node.client() as client:
+        found: list[str] = client.get("/readyz").json()["warnings"]
+        return found
+
+
+def losses(node: LiveApi) -> list[str]:
+    return [warning for warning in warnings(node) if "lost its policies" in warning]
+
+
+def test_s10_a_loss_is_told_by_every_node_until_it_is_acknowledged(
+    valkey: Server, file: Path, nodes: list[LiveApi], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One poll of eight warned, and policies made over the API were gone without a word."""
+    valkey.client().flushall()
+    for node in nodes:
+        eventually(lambda node=node: losses(node), what="the loss is told")  # type: ignore[misc]
+    with nodes[0].client() as client:
+        eventually(lambda: scrape(client).value("headgate_policies") == 1, what="the file is put back")
+        eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
+        shown = client.get("/v1/store/loss").json()
+        assert shown["lost"]
+        assert shown["loss"]["policies"] == [{"namespace": "tenant1", "name": "made"}], "the file's own are put back"
+        assert shown["loss"]["revision_before"] > shown["loss"]["revision_after"]
+        assert scrape(client).value("headgate_store_loss") == 1
+    assert "tenant1/made" in caplog.text, "the log names them"
+    for _ in range(8):
+        assert all(len(losses(node)) == 1 and "made over the API" in losses(node)[0] for node in nodes)
+        assert not any("tenant1" in losses(node)[0] for node in nodes), "anybody may read warnings"
+    with live(valkey.url, file) as late, late.client() as client:
+        assert losses(late) == losses(nodes[0]), "a node that starts later tells the same"
+        assert client.post("/v1/store/loss/acknowledge", json={}).json() == {"acknowledged": True}
+        assert client.post("/v1/store/loss/acknowledge", json={}).json() == {"acknowledged": False}
+        seen = client.get("/v1/store/loss").json()
+        assert (seen["lost"], seen["acknowledged"]["who"]) == (False, "anybody")
+        for node in (late, *nodes):
+            eventually(lambda node=node: not losses(node), what="nobody warns any more")  # type: ignore[misc]
+        assert scrape(client).value("headgate_store_loss") == 0
+    assert not valkey.client().exists(keys.POLICIES_LOSS)
+
+
+def test_s10_what_a_second_flush_wiped_out_is_told_all_the_same(valkey: Server, nodes: list[LiveApi]) -> None:
+    for _ in range(2):
+        valkey.client().flushall()
+        for node in nodes:
+            eventually(lambda node=node: losses(node), what="the loss is told")  # type: ignore[misc]
+        eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
+    with nodes[1].client() as client:
+        assert client.get("/v1/store/loss").json()["loss"]["policies"] == [{"namespace": "tenant1", "name": "made"}]
+
+
+def test_s10_an_older_copy_is_a_loss_too(valkey: Server, nodes: list[LiveApi]) -> None:
+    copy = valkey.command("DUMP", keys.POLICIES_CURRENT)
+    with nodes[0].client() as client:
+        assert client.put("/v1/policies/newer", json={"name": "newer", "rate": 1}).status_code == 201
+        eventually(lambda: scrape(client).value("headgate_policies") == 3, what="it is in force")
+        valkey.command("RESTORE", keys.POLICIES_CURRENT, 0, copy, "REPLACE")
+        eventually(lambda: losses(nodes[0]), what="the loss is told")
+        eventually(lambda: client.get("/v1/store/loss").json()["lost"], what="the loss is kept")
+        assert client.get("/v1/store/loss").json()["loss"]["policies"] == [{"namespace": "default", "name": "newer"}]
+
+
+def test_s10_the_command_line_shows_and_acknowledges_it(valkey: Server, nodes: list[LiveApi]) -> None:
+    assert headgate("store", "loss", redis_url=valkey.url).returncode == 0
+    valkey.client().flushall()
+    eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
+    told = headgate("store", "loss", redis_url=valkey.url)
+    assert (told.returncode, "gone: tenant1/made" in told.stdout) == (1, True)
+    assert headgate("store", "acknowledge", redis_url=valkey.url).stdout == "acknowledged\n"
+    assert headgate("store", "acknowledge", redis_url=valkey.url).stdout == "there is nothing to acknowledge\n"
+    for node in nodes:
+        eventually(lambda node=node: not losses(node), what="nobody warns any more")  # type: ignore[misc]
+
+
+def test_s10_only_an_admin_of_all_namespaces_acknowledges(valkey: Server, file: Path) -> None:
+    entries = ",".join(entry for _, entry in KEYS.values())
+    with live(valkey.url, file, api_keys=entries) as api, api.client() as client:
+
+        def headers(name: str) -> dict[str, str]:
+            return {"authorization": f"Bearer {KEYS[name][0]}"}
+
+        made = client.put("/v1/policies/made", params={"namespace": "tenant1"}, json=MADE, headers=headers("a"))
+        assert made.status_code == 201
+        eventually(lambda: scraped(client, headers("a")) == 2, what="both are in force")
+        valkey.client().flushall()
+        eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
+        path = "/v1/store/loss/acknowledge"
+        assert client.get("/v1/store/loss").status_code == 401
+        assert client.post(path, json={}).status_code == 401
+        for name in ("v", "bound", "other"):
+            assert client.post(path, json={}, headers=headers(name)).status_code == 403, name
+        named = {name: client.get("/v1/store/loss", headers=headers(name)).json()["loss"]["policies"] for name in KEYS}
+        both = [{"namespace": "tenant1", "name": "made"}]
+        assert named == {"a": both, "v": both, "bound": both, "other": []}, "a bound key sees its own"
+        assert client.post(path, json={}, headers=headers("a")).json() == {"acknowledged": True}
+
+
+def scraped(client: httpx.Client, headers: dict[str, str]) -> float:
+    lines = client.get("/metrics", headers=headers).text.splitlines()
+    return float(next(line for line in lines if line.startswith("headgate_policies ")).split()[1])
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_s8_out_of_memory_is_called_so(valkey: Server, file: Path, lane: Lane) -> None:
+    """`/readyz` said that the store does not answer."""
+    with live(valkey.url, file, lane=lane) as api, api.client() as client:
+        granted = client.post("/v1/acquire", json=ask("c1", work=1)).json()
+        valkey.client().config_set("maxmemory", 1)
+        try:
+            eventually(lambda: warnings(api), what="it is told")
+            (warning,) = warnings(api)
+            assert warning.startswith("the store is out of memory: acquires are decided without it")
+            shown = scrape(client)
+            assert shown.value("headgate_store_out_of_memory") == 1
+            assert shown.value("headgate_store_up") == 1
+            assert client.post("/v1/acquire", json=ask("c1", work=1)).json()["degraded"]
+            settled = client.post("/v1/settle", json={"reservation": granted["reservation"], "work": 2})
+            assert settled.status_code == 200
+            with live(valkey.url, file, lane=lane) as late:  # it starts all the same: nothing has to be written
+                assert warnings(late) == [warning]
+        finally:
+            valkey.client().config_set("maxmemory", 0)
+        eventually(lambda: not warnings(api), what="it is over")
+        assert scrape(client).value("headgate_store_out_of_memory") == 0
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_where_the_store_is_is_told_to_nobody_but_the_log(
+    tmp_path: Path, file: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running("valkey", tmp_path / "store") as server:
+        with live(server.tcp_url, file, lane=lane) as api, api.client() as client:
+            server.stop()
+            bodies = [
+                client.get("/v1/policies").text,
+                client.put("/v1/policies/x", json={"name": "x", "rate": 1}).text,
+                client.get("/v1/buckets").text,
+                client.get("/v1/audit").text,
+                client.get("/v1/store/loss").text,
+                client.get("/v1/controller").text,
+                client.post("/v1/acquire", json=ask("c1")).text,
+            ]
+            eventually(lambda: warnings(api), what="it is told")
+            bodies.append(client.get("/readyz").text)
+        with live(server.tcp_url, file, lane=lane) as early, early.client() as client:
+            reasons = client.get("/readyz")
+            assert reasons.status_code == 503
+            bodies.append(reasons.text)
+    for body in bodies:
+        assert str(server.port) not in body
+        assert "127.0.0.1" not in body
+    assert sum("store_unavailable" in body for body in bodies) >= 5
+    assert f"127.0.0.1:{server.port}" in capfd.readouterr().err, "the log says where"
