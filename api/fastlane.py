@@ -41,6 +41,7 @@ _TRACED_PLACES = _PLACES | {b"traceparent": _TRACEPARENT}
 _NO_HEADERS: list[bytes | None] = [None] * 8
 
 BLANK = b"\r\n"
+ANSWERS_KEPT_MAX = 64
 HEADS_KEPT_MAX = 1024
 HEAD_KEPT_BYTES_MAX = 2048
 
@@ -228,6 +229,8 @@ class FastLane(asyncio.Protocol):
         while self._waiting and not (self._busy or self._write_paused or self._closed):
             if not self._consume(self._waiting):
                 break
+            if len(self._outgoing) >= ANSWERS_KEPT_MAX:
+                self.send()  # if the client does not read, the rest waits as bytes (H12)
         self._pumping = False
 
     def _pause_reading(self) -> None:
