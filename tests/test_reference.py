@@ -125,7 +125,10 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
         read_policy(whole | {"overload": {"utilisation": {}} | example})
     elif kind in OVERLOAD_PARTS.values():
         (part,) = [name for name, found in OVERLOAD_PARTS.items() if found is kind]
-        read_policy(whole | {"overload": {part: example}})
+        (field,) = example
+        needs: dict[str, Any] = {"mode": "ideal"} if field.startswith("ideal_") else {}
+        needs |= {"degrade": True} if field.startswith("quality_") else {}
+        read_policy(whole | {"overload": {part: needs | example}})
     elif kind is Block:
         read_policy(whole | {"block": {"after": 3, "in": "1m", "for": "10m"} | example})
     elif kind is Policy:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeGuard
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from limiter.model import quantity
@@ -20,6 +20,16 @@ TIMELESS = ("", "%")
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 """What is not known is refused; what is kept cannot change."""
+
+
+STORED = {"stored": True}
+"""The context in which a policy is read that was put before, perhaps by an older version. Fields without effect are
+let be there: to refuse them would take a limit out of force that was good when it was put."""
+
+
+def is_stored(info: ValidationInfo) -> bool:
+    """Whether a policy is read from the store."""
+    return info.context is not None and bool(info.context.get("stored"))
 
 
 def refuse(allowed: str, *, field: str = "", found: str = "") -> PydanticCustomError:

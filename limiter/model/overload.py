@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_validator
 
 from limiter.model import quantity
 from limiter.model.criticality import RANKS, Criticality, Ranks, shed_order
 from limiter.model.expectations import THROTTLE_MAX, ExpectationParams, Mode
-from limiter.model.fields import LEAST, STRICT, Positive, amount, is_number, refuse
+from limiter.model.fields import LEAST, STRICT, Positive, amount, is_number, is_stored, refuse
 from limiter.model.response_time import ResponseTimeParams
 from limiter.model.utilisation import UtilisationParams
 
@@ -118,6 +118,13 @@ class _Part(BaseModel):
     model_config = STRICT
 
 
+_OF_MODES = {Mode.DAMPED: ("step_down", "calm_intervals"), Mode.IDEAL: ("ideal_band_ms", "ideal_step")}
+"""What only one of the modes goes by."""
+
+_OF_CLASSES = ("targets_ms", "adjlo_d", "lc_thresh")
+_OF_QUALITY = ("quality_min", "quality_decrease", "quality_increase")
+
+
 class Expectations(_Part):
     """A throttle that rises while callers wait longer than they expect (Q)."""
 
@@ -137,11 +144,27 @@ class Expectations(_Part):
     ideal_step: Positive = 0.25
 
     @model_validator(mode="after")
+    def _has_effect(self, info: ValidationInfo) -> Self:
+        if is_stored(info):
+            return self
+        other = Mode.DAMPED if self.mode is Mode.IDEAL else Mode.IDEAL
+        for name in _OF_MODES[other]:
+            if name in self.model_fields_set:
+                raise refuse(f"only beside mode: {other}", field=name, found=f"mode {self.mode}")
+        if "criticality" in self.expected_by:
+            allowed = "dimensions of descriptors; the class of a request is none"
+            raise refuse(allowed, field="expected_by", found="'criticality'")
+        for name, table in self.expected_by.items():
+            if not table:
+                raise refuse("at least one value of the dimension", field=f"expected_by.{name}", found="none")
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for name in ("step_down", "ideal_step"):
-            if getattr(self, name) >= self.step_up:
-                allowed = f"less than step_up, which is {self.step_up:g}: slower out than in"
-                raise refuse(allowed, field=name, found=f"{getattr(self, name):g}")
+        step = "ideal_step" if self.mode is Mode.IDEAL else "step_down"
+        if getattr(self, step) >= self.step_up:
+            allowed = f"less than step_up, which is {self.step_up:g}: slower out than in"
+            raise refuse(allowed, field=step, found=f"{getattr(self, step):g}")
         if self.window_s < self.interval_s:
             allowed = f"at least interval_s, which is {self.interval_s:g}"
             raise refuse(allowed, field="window_s", found=f"{self.window_s:g}")
@@ -212,10 +235,20 @@ class ResponseTime(_Part):
         if self.rate_initial is not None and not self.rate_min <= self.rate_initial <= self.rate_max:
             allowed = f"from rate_min to rate_max, which are {self.rate_min:g} and {self.rate_max:g}"
             raise refuse(allowed, field="rate_initial", found=f"{self.rate_initial:g}")
-        if self.targets_ms and not self.classes:
-            raise refuse("targets of classes only with classes", field="targets_ms", found="classes: false")
         if self.quality_min == 1 and self.degrade:
             raise refuse("less than 1 with degrade: there would be nothing to lower", field="quality_min", found="1")
+        return self
+
+    @model_validator(mode="after")
+    def _has_effect(self, info: ValidationInfo) -> Self:
+        if is_stored(info):
+            return self
+        for name in _OF_CLASSES:
+            if name in self.model_fields_set and not self.classes:
+                raise refuse("only with classes, which yield to each other", field=name, found="classes: false")
+        for name in _OF_QUALITY:
+            if name in self.model_fields_set and not self.degrade:
+                raise refuse("only beside degrade: true", field=name, found="degrade: false")
         return self
 
     def params(self, ranks: Ranks) -> ResponseTimeParams:
@@ -263,9 +296,18 @@ class Overload(_Part):
     ranks: dict[Class, Rank] = {}
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _fits_together(self, info: ValidationInfo) -> Self:
         if self.expectations is None and self.response_time is None and self.utilisation is None:
             raise refuse("at least one of expectations, response_time and utilisation", found="none of them")
+        alone = self.expectations is None and self.utilisation is None
+        if (
+            self.ranks
+            and alone
+            and not is_stored(info)
+            and self.response_time is not None
+            and not self.response_time.classes
+        ):
+            raise refuse("only where classes matter", field="ranks", found="response_time with classes: false alone")
         ranks = self.all_ranks()
         for higher, lower in zip(Criticality, list(Criticality)[1:], strict=False):
             if ranks[higher] > ranks[lower]:

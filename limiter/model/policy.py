@@ -25,18 +25,20 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from limiter.model import quantity
+from limiter.model.admission import class_minimum
 from limiter.model.block import AFTER_MAX, FOR_MAX_S, IN_MAX_S
 from limiter.model.criticality import Criticality as Criticality
 from limiter.model.defaults import NOT_DEFAULTS, Filled, fill, unknown
 from limiter.model.fields import LEAST as _LEAST
 from limiter.model.fields import NUMBER_MAX as NUMBER_MAX
-from limiter.model.fields import STRICT, Positive
+from limiter.model.fields import STORED, STRICT, Positive, is_stored
 from limiter.model.fields import TIMELESS as _TIMELESS
 from limiter.model.fields import amount as _amount
 from limiter.model.fields import is_number as _is_number
@@ -364,8 +366,8 @@ Zone = Annotated[str, BeforeValidator(_zone)]
 Dimensions = Annotated[list[Dimension], Field(max_length=DIMENSIONS_MAX), AfterValidator(_unique)]
 
 
-def _filled(table: dict[str, Any]) -> dict[str, Any]:
-    if not table:
+def _filled(table: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    if not table and not is_stored(info):
         raise _refuse("at least one value of the dimension", found="none")
     return table
 
@@ -497,10 +499,13 @@ class Policy(_Part):
     shadow: bool = False
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _whole(self, info: ValidationInfo) -> Self:
         if not self.deny and self.rate is None and self.quota is None:
             raise _refuse("a rate, a quota, both, or deny: true", field="rate", found="none of them")
-        self._has_effect()
+        if self.quota is not None and self.rate is None:
+            self._fits_a_quota()
+        if not is_stored(info):
+            self._has_effect()
         if self.steering.initial == "C/F" and self.max_work is None:
             raise _refuse("'C/F' only with max_work, which is F", field="steering.initial", found="'C/F'")
         if self.min_work is not None and self.max_work is not None and self.min_work > self.max_work:
@@ -529,17 +534,59 @@ class Policy(_Part):
                     place = f"rates.{_step(dimension)}.{_step(value)}"
                     raise _refuse(allowed, field=place, found=_show(_written(rate))) from None
 
+    def _reserves_matter(self) -> None:
+        """A reserve that the minimum covers changes nothing. Under a steered cap, what matters moves with it."""
+        if self.mechanism is not Mechanism.WORK:
+            return
+        least, rate = self.least, self.held if self.rate is None else rate_per_s(self.rate)
+        for criticality, reserve in self.reserve.items():
+            number, unit = quantity.parse(reserve)
+            units = number * self.held / 100 if unit == "%" else quantity.units(reserve, rate=rate)
+            if number and class_minimum(least, units) == least:
+                found = f"{_show(_written(reserve))}, which is {units:g} units"
+                allowed = f"{'more' if units > 0 else 'less'} than the minimum, {least:g}, which holds for every class"
+                raise _refuse(allowed, field=f"reserve.{criticality}", found=found)
+
+    def _steers_within_bounds(self) -> None:
+        """A cap stays between the floor and what requests of the least work could ask for."""
+        if self.mechanism is Mechanism.WORK or self.rate is None:
+            return
+        rate, steering = rate_per_s(self.rate), self.steering
+        most, first = rate / self.smallest_work, steering.initial
+        if "floor" in steering.model_fields_set and steering.floor > most:
+            allowed = f"at most {most:g} requests per second, the rate by the least work of a request: no cap is higher"
+            raise _refuse(allowed, field="steering.floor", found=_show(_written(steering.floor)))
+        if "initial" in steering.model_fields_set:
+            if first in ("C", "C/F"):
+                cap = rate if first == "C" else rate / (self.max_work or 1.0)
+            else:
+                cap = quantity.units(first, rate=rate)
+            if cap < min(steering.floor, most):  # where these cross, the rate counts for more than the floor
+                found = f"{_show(_written(first))}, which is {cap:g} requests per second"
+                allowed = f"at least the floor, {steering.floor:g}: no cap is lower"
+                raise _refuse(allowed, field="steering.initial", found=found)
+
+    @property
+    def smallest_work(self) -> float:
+        """The least that one request weighs: the smallest work times the smallest weights but 0."""
+        least = 1.0 if self.min_work is None else self.min_work
+        for table in self.weights.values():
+            least *= min((weight for weight in table.values() if 0 < weight < 1), default=1.0)
+        return least
+
     def at(self, rate: float | str) -> Policy:
         """The same policy with one rate for all."""
         return self.model_copy(update={"rate": rate, "rates": {}})
 
     def parts(self) -> tuple[Policy, ...]:
         """The limits of a policy, each as a policy with a rate or a quota alone (P12): none, one or two."""
+        if self.deny:
+            return ()
         if self.rate is not None and self.quota is not None:
             quota = self.model_copy(update=_WITHOUT_A_RATE)
             quota.model_fields_set.difference_update(_WITHOUT_A_RATE)
             return self.model_copy(update={"quota": None}), quota
-        return () if self.deny else (self,)
+        return (self,)
 
     def _has_effect(self) -> None:
         """A field that changes nothing is a mistake: whoever wrote it expects something of it."""
@@ -554,8 +601,13 @@ class Policy(_Part):
         )
         for field, allowed in misplaced(self.model_fields_set, kind):
             raise _refuse(allowed, field=field, found=_show(_written(getattr(self, field))))
-        if self.quota is not None and self.rate is None:
-            self._fits_a_quota()
+        for field in ("weights", "criticality_by"):
+            if "criticality" in getattr(self, field):
+                allowed = "dimensions of descriptors; the class of a request is none"
+                raise _refuse(allowed, field=field, found="'criticality'")
+        for part in self.parts():
+            Policy._reserves_matter(part)
+            Policy._steers_within_bounds(part)
 
     @property
     def request_max(self) -> float:
@@ -739,10 +791,10 @@ class PolicyError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-def read_policy(document: object) -> Policy:
-    """One policy from plain data; PolicyError if it cannot be used."""
+def read_policy(document: object, *, stored: bool = False) -> Policy:
+    """One policy from plain data; PolicyError if it cannot be used. A stored one may have fields without effect."""
     try:
-        return Policy.model_validate(document)
+        return Policy.model_validate(document, context=STORED if stored else None)
     except ValidationError as error:
         title = _title(document, otherwise="the policy")
         raise PolicyError(_problem(details, title, Policy) for details in _details(error)) from None

@@ -78,16 +78,8 @@ def cap_params(policy: Policy) -> CapParams:
     """A policy's steering, resolved."""
     steering = policy.steering
     return CapParams(
-        steering.lower_cycles, steering.raise_cycles, steering.safety, steering.floor, smallest_work(policy)
+        steering.lower_cycles, steering.raise_cycles, steering.safety, steering.floor, policy.smallest_work
     )
-
-
-def smallest_work(policy: Policy) -> float:
-    """The least that one request weighs: the smallest work times the smallest weights. What weighs nothing is free."""
-    least = 1.0 if policy.min_work is None else policy.min_work
-    for table in policy.weights.values():
-        least *= min((weight for weight in table.values() if 0 < weight < 1), default=1.0)
-    return least
 
 
 def bounded(cap: float, params: CapParams, *, committed: float) -> float:

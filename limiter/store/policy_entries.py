@@ -98,7 +98,7 @@ def read_entry(entry: str, raw: bytes) -> Kept:
         document = json.loads(kept.text)
         if place.kind == "namespace":
             return Kept(place, read_namespace(place.name, document), kept.revision, kept.owner)
-        policy = read_policy(document)
+        policy = read_policy(document, stored=True)
         named = policy_place(policy.namespace, policy.name)
         if entry in (named.entry, old_entry(policy.name)):
             return Kept(named, policy, kept.revision, kept.owner)

@@ -9,7 +9,7 @@ import pytest
 
 from api.auth import new_key
 from tests.api.live import Lane, LiveApi, live
-from tests.support.servers import Server
+from tests.support.servers import Server, running
 
 KEYS = {name: new_key(name, "caller", None, highest) for name, highest in [("shop", None), ("jobs", "sheddable")]}
 # Nobody below critical is let in: what is granted was critical or more.
@@ -25,14 +25,21 @@ policies:
 """
 
 
+@pytest.fixture(scope="module")
+def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Other tests look at all policies and namespaces of theirs."""
+    with running("valkey", tmp_path_factory.mktemp("own-store")) as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=["fast", "plain"])
 def guarded(
-    request: pytest.FixtureRequest, store: Server, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, own_store: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveApi]:
     lane: Lane = request.param
     file: Path = tmp_path_factory.mktemp("classes") / "policies.yaml"
     file.write_text(POLICIES)
-    with live(store.url, file, lane=lane, api_keys=",".join(entry for _, entry in KEYS.values())) as api:
+    with live(own_store.url, file, lane=lane, api_keys=",".join(entry for _, entry in KEYS.values())) as api:
         yield api
 
 

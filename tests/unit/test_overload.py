@@ -72,12 +72,13 @@ expectations = st.fixed_dictionaries(
     {},
     optional={
         "expected_latency_ms": numbers,
-        "expected_by": st.dictionaries(st.sampled_from(["operation", "client"]), st.dictionaries(st.text(), numbers)),
+        "expected_by": st.dictionaries(
+            st.sampled_from(["operation", "client"]), st.dictionaries(st.text(), numbers, min_size=1)
+        ),
         "mode": st.just(str(Mode.DAMPED)),
         "threshold": st.integers(0, 100).map("{}%".format),
         "step_up": st.integers(2, 100),
         "calm_intervals": st.integers(0, 10),
-        "ideal_band_ms": st.tuples(st.integers(0, 10), st.integers(11, 1000)).map(list),
     },
 )
 response_time = st.fixed_dictionaries(

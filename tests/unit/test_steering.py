@@ -10,7 +10,7 @@ from limiter.model.bucket import fresh
 from limiter.model.limit import Limit
 from limiter.model.policy import read_policy
 from limiter.model.smoothing import Load
-from limiter.model.steering import STEP_MAX, CapParams, Reason, Rule, bounded, cap_params, smallest_work, start, step
+from limiter.model.steering import STEP_MAX, CapParams, Reason, Rule, bounded, cap_params, start, step
 
 PARAMS = CapParams(smallest_work=0.01)
 REJECTING = 0.2
@@ -173,11 +173,9 @@ def test_a_policy_says_how_to_steer() -> None:
 
 def test_w12_the_smallest_work_goes_by_the_smallest_weights() -> None:
     weights = {"operation": {"read": 1, "write": 3}, "consistency": {"eventual": 0.5, "none": 0}}
-    assert smallest_work(read_policy({"name": "p", "rate": 1, "weights": weights})) == 0.5
-    assert (
-        smallest_work(read_policy({"name": "p", "rate": 1, "weights": weights, "min_work": 4, "mechanism": "auto"}))
-        == 2.0
-    )
+    policy = {"name": "p", "rate": 1, "weights": weights, "mechanism": "auto"}
+    assert read_policy(policy).smallest_work == 0.5
+    assert read_policy(policy | {"min_work": 4}).smallest_work == 2.0
 
 
 @pytest.mark.parametrize(
