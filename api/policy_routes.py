@@ -29,10 +29,10 @@ from api.openapi import (
 from api.responses import admit, body_of, checked, document_of, engine_of, json_answer, respond
 from limiter.model.policy import Policy, PolicySet, dump, is_name, read_policy, read_policy_set
 from limiter.model.steps import Steps
+from limiter.store.pauses import with_pauses
 from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policy_entries import API, DEFAULT, ENTRIES_AT_ONCE, policy_place
 from limiter.store.policy_sets import AppliedSet
-from limiter.store.slices import in_slices
 
 router = APIRouter(tags=["policies"])
 
@@ -50,7 +50,7 @@ async def list_policies(request: Request) -> Response:
     principal = admit(request, "view")
     namespace = asked_namespace(request, principal)
     stored = await _store(request).load()
-    document = await in_slices(_listed(stored, namespace))
+    document = await with_pauses(_listed(stored, namespace))
     return respond(tagged(json_answer(document), stored.revision))
 
 

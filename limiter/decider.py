@@ -54,7 +54,7 @@ from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.errors import StoreShunned, StoreUnavailable
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
-from limiter.store.slices import in_slices
+from limiter.store.pauses import with_pauses
 from limiter.store.told import Done, Told
 
 _DEBITED = Verdict.DEBITED
@@ -234,10 +234,10 @@ class Decider:
         self._changes += 1
         self._planner = self._settler.planner = Planner(policies)
 
-    async def enforce_in_slices(self, policies: PolicySet) -> None:
+    async def enforce_with_pauses(self, policies: PolicySet) -> None:
         """The same while requests go on: they see the old policies until the new ones are ready, then only those."""
         self._changes = change = self._changes + 1
-        planner = await in_slices(Planner.steps(policies, self._planner))
+        planner = await with_pauses(Planner.steps(policies, self._planner))
         if change == self._changes:  # what came meanwhile is newer
             self._planner = self._settler.planner = planner
 

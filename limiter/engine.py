@@ -30,12 +30,12 @@ from limiter.store.connect import Link, ServerFacts, open_link, probe
 from limiter.store.errors import StoreError, without_address
 from limiter.store.losses import Loss
 from limiter.store.nodes import NodeRegistry
+from limiter.store.pauses import with_pauses
 from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policy_entries import policy_place
 from limiter.store.policy_sets import Foreign, foreign_steps
 from limiter.store.secret import shared_secret
 from limiter.store.signals import Signals, TooManyReports
-from limiter.store.slices import in_slices
 from limiter.store.told import Done
 
 log = logging.getLogger(__name__)
@@ -248,8 +248,8 @@ class Engine:
             if self._file.policies:
                 self._tasks.append(asyncio.create_task(self._put_back()))
         try:
-            await self._decider.enforce_in_slices(stored.policies)
-            self._foreign = await in_slices(foreign_steps(self._file, stored.kept, self._file_owner))
+            await self._decider.enforce_with_pauses(stored.policies)
+            self._foreign = await with_pauses(foreign_steps(self._file, stored.kept, self._file_owner))
         except Exception as error:
             self._unusable = f"{type(error).__name__}: {error}"
             raise

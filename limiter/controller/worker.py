@@ -33,8 +33,8 @@ from limiter.store.errors import StoreError
 from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
 from limiter.store.nodes import NodeRegistry
+from limiter.store.pauses import with_pauses
 from limiter.store.policies import PolicyStore, StoredPolicies
-from limiter.store.slices import in_slices
 from limiter.store.steering import LEASE_MS, Steering
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class Controller:
 
     async def _take(self, stored: StoredPolicies) -> None:
         """Steer by these policies from now on; cycles go on while the plans are made."""
-        self.plans = await in_slices(plan_steps(stored.policies, self.plans))
+        self.plans = await with_pauses(plan_steps(stored.policies, self.plans))
         self._balances = {
             name: Balance(plan, cycle_s=self._pace.cycle_s) for name, plan in self.plans.items() if plan.is_divided
         }

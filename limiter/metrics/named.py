@@ -27,7 +27,7 @@ from limiter.planner import Planner
 from limiter.store.errors import StoreError
 from limiter.store.inspect import SlotLook, look_at_slot
 from limiter.store.keys import Slot
-from limiter.store.slices import in_slices
+from limiter.store.pauses import with_pauses
 
 POLICIES_MAX = 200
 SLOTS_MAX = 64
@@ -67,7 +67,7 @@ class NamedPolicies:
         """What the store says of them; nothing if it does not answer in time."""
         plan = self._plan
         if plan is None or plan.policies is not self._engine.policies:
-            self._plan = plan = await in_slices(_plan(self._engine.decider.planner))
+            self._plan = plan = await with_pauses(_plan(self._engine.decider.planner))
         # From here on only what this plan names: another scrape may replace it while the store is asked.
         names: dict[Slot, list[str]] = {slot: [] for slot in plan.steered}
         for named in plan.named:

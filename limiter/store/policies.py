@@ -28,6 +28,7 @@ from limiter.store.connect import Link
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
 from limiter.store.inspect import CursorError
 from limiter.store.layout import CallExpired
+from limiter.store.pauses import with_pauses
 from limiter.store.policy_entries import (
     API,
     ENTRIES_AT_ONCE,
@@ -47,7 +48,6 @@ from limiter.store.policy_entries import (
 from limiter.store.policy_layout import REVISION, unpack_logged
 from limiter.store.policy_sets import AppliedSet, OnForeign, OwnedByOthers, plan_set, texts_of
 from limiter.store.scripts import PoliciesScript
-from limiter.store.slices import in_slices
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class PolicyStore:
     async def load(self) -> StoredPolicies:
         """All that is in force; what is damaged is told and left out."""
         stamp, raws = await self._fetch()
-        return await in_slices(self._assemble(stamp, raws))
+        return await with_pauses(self._assemble(stamp, raws))
 
     def _assemble(self, stamp: bytes | None, raws: Mapping[str, bytes]) -> Steps[StoredPolicies]:
         """Every entry, read, in steps: what has not changed since the last time is known."""
@@ -237,11 +237,13 @@ class PolicyStore:
         `within` is the only namespace that is looked at. A dry run changes nothing, and says what would be.
         """
         await self._move_if_needed()
-        wanted = await in_slices(texts_of(policy_set))
+        wanted = await with_pauses(texts_of(policy_set))
         for _ in range(APPLY_ATTEMPTS):
             stamp, raws = await self._fetch()
             take_over = foreign == "take_over"
-            plan = await in_slices(plan_set(wanted, raws, owner=owner, prune=prune, take_over=take_over, within=within))
+            plan = await with_pauses(
+                plan_set(wanted, raws, owner=owner, prune=prune, take_over=take_over, within=within)
+            )
             changes, applied = plan.changes, plan.applied(_revision(stamp))
             if len(changes) > CHANGES_MAX:
                 raise PolicyError([f"found {len(changes)} changes at once; allowed: at most {CHANGES_MAX}"])

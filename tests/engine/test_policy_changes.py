@@ -148,9 +148,9 @@ async def decider() -> AsyncIterator[Decider]:
 async def test_requests_see_the_old_policies_until_the_new_ones_are_ready(
     decider: Decider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("limiter.store.slices.SLICE_S", 0.0)
+    monkeypatch.setattr("limiter.store.pauses.STRETCH_S", 0.0)
     seen: list[float] = []
-    task = asyncio.create_task(decider.enforce_in_slices(policies(policy(0, rate=5))))
+    task = asyncio.create_task(decider.enforce_with_pauses(policies(policy(0, rate=5))))
     while not task.done():
         seen.append(rate_of(decider))
         await asyncio.sleep(0)
@@ -162,13 +162,13 @@ async def test_requests_see_the_old_policies_until_the_new_ones_are_ready(
 async def test_a_change_that_comes_while_another_is_made_wins(
     decider: Decider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("limiter.store.slices.SLICE_S", 0.0)
-    older = asyncio.create_task(decider.enforce_in_slices(policies(policy(0, rate=5))))
+    monkeypatch.setattr("limiter.store.pauses.STRETCH_S", 0.0)
+    older = asyncio.create_task(decider.enforce_with_pauses(policies(policy(0, rate=5))))
     await asyncio.sleep(0)
-    newer = asyncio.create_task(decider.enforce_in_slices(policies(policy(0, rate=7))))
+    newer = asyncio.create_task(decider.enforce_with_pauses(policies(policy(0, rate=7))))
     await asyncio.gather(older, newer)
     assert rate_of(decider) == 7.0
-    late = asyncio.create_task(decider.enforce_in_slices(policies(policy(0, rate=9))))
+    late = asyncio.create_task(decider.enforce_with_pauses(policies(policy(0, rate=9))))
     await asyncio.sleep(0)
     decider.enforce(policies(policy(0, rate=11)))
     await late

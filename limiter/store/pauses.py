@@ -1,4 +1,4 @@
-"""Long computations beside requests: in slices of a few milliseconds, with a turn of the event loop after each."""
+"""Long computations beside requests: a few milliseconds at a stretch, with a turn of the event loop after each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TypeVar
 
 from limiter.model.steps import Steps
 
-SLICE_S = 0.002
-"""How long a slice may take before requests have their turn; it ends with the step that takes it beyond."""
+STRETCH_S = 0.002
+"""How long a stretch may take before requests have their turn; it ends with the step that takes it beyond."""
 
 T = TypeVar("T")
 
 
-async def in_slices(steps: Steps[T]) -> T:
+async def with_pauses(steps: Steps[T]) -> T:
     """The result of a computation that others should not have to wait for."""
-    until_s = perf_counter() + SLICE_S
+    until_s = perf_counter() + STRETCH_S
     while True:
         try:
             next(steps)
@@ -25,4 +25,4 @@ async def in_slices(steps: Steps[T]) -> T:
             return result
         if perf_counter() >= until_s:
             await asyncio.sleep(0)
-            until_s = perf_counter() + SLICE_S
+            until_s = perf_counter() + STRETCH_S
