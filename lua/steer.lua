@@ -54,7 +54,8 @@ local function set_unit_and_cap(record, params)
   local sound_cap = is_cap_sound() and cap or nil
   local counts = has(record[FLAGS], COUNTS_REQUESTS)
   local lends = params.auto and has(sets, SETS_UNIT) and requests_for >= 0 and requests_for <= RATE_MAX
-  local wanted = requests_for > 0
+  -- So little work that the sum does not show it lends nothing: the bucket would change its unit there and back.
+  local wanted = record[WORK_SETTLED] + requests_for > record[WORK_SETTLED]
   if lends and wanted ~= counts then
     local flags = record[FLAGS] + (wanted and COUNTS_REQUESTS or -COUNTS_REQUESTS)
     recount(record, params, share_of(record, params, now_us), flags, wanted and sound_cap or nil)

@@ -128,9 +128,11 @@ def _set_unit_and_cap(record: Record, steer: Steer, now_us: int) -> None:
     requests_for = steer.requests_for
     if requests_for is not None and not (params.is_auto and 0 <= requests_for <= RATE_MAX):
         requests_for = None
-    if requests_for is not None and (requests_for > 0) != record.counts_requests:
+    # So little work that the sum does not show it lends nothing: the bucket would change its unit there and back.
+    lends = requests_for is not None and record.work_settled + requests_for > record.work_settled
+    if requests_for is not None and lends != record.counts_requests:
         share = share_of(record, params, now_us)
-        recount(record, params, share, record.flags ^ Flags.COUNTS_REQUESTS, cap=cap if requests_for else None)
+        recount(record, params, share, record.flags ^ Flags.COUNTS_REQUESTS, cap=cap if lends else None)
     elif cap is not None and record.flags & KIND == Flags.COUNTS_REQUESTS:
         record.rate = cap
     if requests_for is not None:

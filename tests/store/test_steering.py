@@ -658,3 +658,16 @@ def test_a_shadow_is_steered_like_any_other(ledger: Decides) -> None:
     steer(ledger, Steer(BUCKET, terms, share=0.01, share_for_us=S_US))
     assert acquire(ledger, ask(terms, minimum=30)).granted
     assert acquire(ledger, ask(terms, minimum=30)).buckets[0].verdict is Verdict.BLOCKED
+
+
+def test_r10_a_loan_too_small_to_show_leaves_the_bucket_as_it_is(ledger: Decides) -> None:
+    """It would count requests and work again at once, and each change of unit may cost the balance its last bit."""
+    terms = replace(work_terms(rate=1 / 3, capacity=1.0), flags=Flags.AUTO, cap=100.0, burst=1.0)
+    reservation = reserve(ledger, ask(terms, minimum=0.0, charge=2 / 3))
+    settle(ledger, done(reservation, 2 / 3))
+    before = record_of(ledger).balance
+    lease = ledger.take(b"owner", LEASE_MS)
+    assert lease is not None
+    for _ in range(5):
+        ledger.steer(lease, [Steer(BUCKET, terms, requests_for=1e-109)], START_US)
+    assert (record_of(ledger).balance, record_of(ledger).counts_requests) == (before, False)
