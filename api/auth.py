@@ -86,8 +86,8 @@ class KeyEntry:
 
 
 def read_keys(text: str) -> list[KeyEntry]:
-    """The entries of a list; KeyEntryError names the first that cannot be used."""
-    entries = [_read_entry(number, entry.strip()) for number, entry in enumerate(text.split(","), 1) if entry.strip()]
+    """The entries of a list, none only of an empty text; KeyEntryError names the first that cannot be used."""
+    entries = [_read_entry(number, entry.strip()) for number, entry in enumerate(text.split(","), 1)] if text else []
     names = Counter(entry.principal.name for entry in entries)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
@@ -102,6 +102,8 @@ def read_keys(text: str) -> list[KeyEntry]:
 
 
 def _read_entry(number: int, entry: str) -> KeyEntry:
+    if not entry:  # as of a variable that was not set: without any key, everybody may do everything
+        raise KeyEntryError(f"entry {number} is blank; entries are separated by one comma each, with none at the end")
     parts = entry.split(":")
     if len(parts) not in (3, 4, 5):
         raise KeyEntryError(f"entry {number} does not have the form {FORM}")

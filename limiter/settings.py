@@ -147,7 +147,7 @@ class Settings(BaseSettings):
 
     def check_exposure(self) -> None:
         """`SettingsError` if others could reach the API and nothing would ask them who they are."""
-        if not self.api_keys and not is_loopback(self.host):
+        if not read_keys(self.api_keys) and not is_loopback(self.host):
             raise SettingsError(
                 f"HEADGATE_HOST is {self.host!r}, which others can reach, and there are no API keys: make one with "
                 "`headgate keys new` and put its entry into HEADGATE_API_KEYS, or listen on 127.0.0.1"

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from api.auth import KeyEntryError
 from limiter.settings import Settings, SettingsError
 
 
@@ -34,6 +35,23 @@ def test_anywhere_else_does(host: str) -> None:
     with pytest.raises(SettingsError, match="which others can reach, and there are no API keys"):
         Settings(host=host).check_exposure()
     Settings(host=host, api_keys=f"a:caller:{'0' * 64}").check_exposure()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("text", [",", " ", " , ", "\t"])
+def test_blank_keys_are_not_the_same_as_none(monkeypatch: pytest.MonkeyPatch, text: str, host: str) -> None:
+    """F-H16: they would let everybody in as an admin."""
+    monkeypatch.setenv("HEADGATE_HOST", host)
+    monkeypatch.setenv("HEADGATE_API_KEYS", text)
+    with pytest.raises(SettingsError, match=r"^HEADGATE_API_KEYS: entry 1 is blank"):
+        Settings.load()
+
+
+def test_others_are_let_in_by_the_entries_and_not_by_the_text_of_the_setting() -> None:
+    """F-H16"""
+    unchecked = Settings.model_construct(host="0.0.0.0", api_keys=",")
+    with pytest.raises(KeyEntryError):
+        unchecked.check_exposure()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ KEYS = {
 ENTRIES = ", ".join(entry for _, entry in KEYS.values())
 CLASSES = "critical_plus, critical, sheddable_plus, sheddable"
 EMPTY = "entry 1 (a): the hash is of an empty key, which would admit everybody"
+BLANK = "is blank; entries are separated by one comma each, with none at the end"
 POLICY = {"match": {"x": "y"}, "rate": 1}
 
 
@@ -195,11 +196,17 @@ def test_a_new_key_is_random_and_its_entry_does_not_hold_it() -> None:
         (f"a:admin:{hashlib.sha256(b' ').hexdigest()}", EMPTY),
         (f"a:admin:{hashlib.sha256(chr(10).encode()).hexdigest()}", EMPTY),
         (f"a:admin:{hashlib.sha256(b' ' + bytes([13, 10])).hexdigest()}", EMPTY),
+        (" ", f"entry 1 {BLANK}"),
+        (",", f"entry 1 {BLANK}"),
+        (" , ", f"entry 1 {BLANK}"),
+        ("\n", f"entry 1 {BLANK}"),
+        (f"a:caller:{'0' * 64},", f"entry 2 {BLANK}"),
+        (f"a:caller:{'0' * 64}, ,b:caller:{'1' * 64}", f"entry 2 {BLANK}"),
         (f"a:caller:{'0' * 64},a:admin:{'1' * 64}", "the name 'a' stands twice; each key needs its own"),
     ],
 )  # fmt: skip
 def test_a_bad_entry_is_named(text: str, message: str) -> None:
-    """F-H16: also the hash of an empty key, and one hash under two names. No message shows a hash."""
+    """F-H16: also a blank entry, the hash of an empty key, and one hash under two names. No message shows a hash."""
     with pytest.raises(KeyEntryError) as refused:
         read_keys(text)
     assert str(refused.value) == message
@@ -225,4 +232,4 @@ def test_a_highest_class_is_read_with_and_without_a_namespace() -> None:
 
 
 def test_no_entries_are_no_keys() -> None:
-    assert read_keys("") == read_keys(" , ") == []
+    assert read_keys("") == []
