@@ -97,6 +97,7 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
         redoc_url=None,
     )
     app.state.engine, app.state.plane, app.state.settings, app.state.metrics = engine, plane, settings, metrics
+    app.state.sets = asyncio.Lock()  # whoever checks a whole set of policies holds it
     for module in MODULES:
         first = [] if module in OPEN else [Depends(gate.data_plane if module in DATA_PLANE else gate.management)]
         app.include_router(module.router, dependencies=first)

@@ -35,6 +35,9 @@ WAITING_BYTES_MAX = 65_536
 _OVERLAP = len(HEAD_END) - 1
 _BLANK = re.compile(rb"[\r\n]*+")
 
+UPGRADES_MAX = 100
+"""Requests of one connection that ask for another protocol, and are answered without; then it ends (H11)."""
+
 FAREWELL_S = 0.5
 """How long a connection that looks idle, or whose client does not read, stays open in a shutdown."""
 
@@ -136,6 +139,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._body_left = 0  # of a body whose length is known
         self._chunks: int | None = None  # of a body that comes in chunks
         self._keeps_alive = False
+        self._upgrades = 0
         self._has_no_host = False
         self._refusal: Answer | None = None
         self._arrival: asyncio.TimerHandle | None = None
@@ -277,6 +281,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _ignore_upgrade(self) -> None:
         """Read a request again without its wish for another protocol, which the parser ends at. There is none."""
+        self._upgrades += 1
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         try:
@@ -293,6 +298,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 lines += [b"connection: " + b",".join(kept)] if kept else []
             elif name != b"upgrade":
                 lines.append(name + b": " + value)
+        if self._upgrades > UPGRADES_MAX:
+            lines.append(b"connection: close")
         return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:

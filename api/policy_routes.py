@@ -27,7 +27,7 @@ from api.openapi import (
     POLICY_ROLLBACK,
 )
 from api.responses import admit, body_of, checked, document_of, engine_of, json_answer, respond
-from limiter.model.policy import Policy, PolicySet, dump, is_name, read_policy, read_policy_set
+from limiter.model.policy import Policy, PolicySet, dump, is_name, policy_set_steps, read_policy
 from limiter.model.steps import Steps
 from limiter.store.pauses import with_pauses
 from limiter.store.policies import PolicyMissing, PolicyStore, StoredPolicies
@@ -253,8 +253,11 @@ def _options(document: Any) -> dict[str, Any]:
 async def _set(request: Request, principal: Principal, namespace: str | None) -> tuple[dict[str, Any], PolicySet]:
     """How to apply the set of a body, and the set, which stays within a namespace if one is asked for."""
     body = await body_of(request)
-    # Thousands of policies take a while to check: in a thread, requests have their turn every few milliseconds.
-    options, policies = await asyncio.to_thread(_read_set, body, namespace)
+    turns: asyncio.Lock = request.app.state.sets
+    # Thousands of policies take a while to check: one set at a time, with pauses in which requests have their turn.
+    async with turns:
+        options, document = await asyncio.to_thread(_read_set, body, namespace)
+        policies = await with_pauses(policy_set_steps(document))
     if namespace is not None:
         named = {policy.namespace for policy in policies.policies} | policies.namespaces.keys()
         for other in sorted(named - {namespace}):
@@ -263,8 +266,8 @@ async def _set(request: Request, principal: Principal, namespace: str | None) ->
     return options, policies
 
 
-def _read_set(body: bytes, namespace: str | None) -> tuple[dict[str, Any], PolicySet]:
-    """A set, in which policies that name no namespace belong to this one."""
+def _read_set(body: bytes, namespace: str | None) -> tuple[dict[str, Any], Any]:
+    """The document of a set, in which policies that name no namespace belong to this one."""
     document = checked(body, bytes_max=SET_BYTES_MAX)
     options = _options(document)
     if namespace not in (None, DEFAULT) and isinstance(document, Fields):
@@ -273,7 +276,7 @@ def _read_set(body: bytes, namespace: str | None) -> tuple[dict[str, Any], Polic
             for policy in document["policies"] if isinstance(document.get("policies"), list) else ():
                 if isinstance(policy, Fields):
                     policy.setdefault("namespace", namespace)
-    return options, read_policy_set(document)
+    return options, document
 
 
 def _shown(applied: AppliedSet, *, dry_run: bool) -> dict[str, Any]:

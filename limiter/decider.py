@@ -596,25 +596,33 @@ def _charges(
             # A request's token was the price, whatever its work: a settle corrects nothing (W16).
             in_requests = answer.in_requests or limit.counts
             made = Charge(wanted.bucket, charge, weight, None, in_requests, expected_ms)
-            if charge < wanted.charge and not (in_requests or degraded or case.request.lease or wanted.how):
-                made = made.but(uncollected=wanted.charge - charge)
+            if charge < wanted.charge and not (in_requests or degraded):
+                made = made.but(uncollected=_lost(case, wanted, answer))
             charges.append(made)
     return tuple(charges)
 
 
 def _charged(case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
-    """In the caller's units: what the most expensive limit took; of a lease, what the meanest one gave."""
+    """In the caller's units: what the limit took that could collect least, where all could the most expensive one; of
+    a lease, what the meanest one gave."""
     limit = case.limits[0]
-    if len(answers) == 1 and not (limit.weights or limit.counts or answers[0].in_requests):  # by far the most
-        return answers[0].charge
+    if len(answers) == 1 and not (limit.weights or limit.counts or limit.shadow or answers[0].in_requests):
+        return answers[0].charge  # by far the most
     taken = [
-        answer.charge / weight if weight else answer.charge
-        for limit, (_, weight, _), answer in zip(case.limits, case.rows(wants), answers, strict=True)
+        (_lost(case, wanted, answer) / (weight or 1.0), answer.charge / (weight or 1.0))
+        for limit, (_, weight, _), wanted, answer in zip(case.limits, case.rows(wants), wants, answers, strict=True)
         if not (answer.in_requests or limit.counts or limit.shadow)
     ]
     if case.request.lease:
-        return min(taken, default=case.request.work or 0.0)
-    return max(taken, default=0.0)
+        return min((charge for _, charge in taken), default=case.request.work or 0.0)
+    return max(taken, default=(0.0, 0.0))[1]
+
+
+def _lost(case: _Case, wanted: Want, answer: BucketAnswer) -> float:
+    """What of a charge the bucket could not pay; what was learned is never more than it can."""
+    if answer.charge >= wanted.charge or answer.verdict is not _DEBITED or case.request.lease or wanted.how:
+        return 0.0
+    return wanted.charge - answer.charge
 
 
 def _fingerprint(request: AcquireRequest) -> bytes:

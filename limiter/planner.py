@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from limiter.model.criticality import Classes, lowest
 from limiter.model.limit import Limit, limit_of
 from limiter.model.matching import Matcher
-from limiter.model.operations import TOO_LARGE, Charge, Want
+from limiter.model.operations import LEARNED, TOO_LARGE, Charge, Want
 from limiter.model.policy import NUMBER_MAX, Criticality, Namespace, Pattern, Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode, limit_at
@@ -191,7 +191,7 @@ def want(
     charge, how = (limit.charge, limit.how_unsaid) if work is None or limit.counts else (work, limit.how_estimated)
     if limit.weights:
         charge = min(charge * limit.weight(descriptor), NUMBER_MAX)
-    if charge > limit.request_max and work is not None:
+    if charge > limit.request_max and not how & LEARNED:
         how |= TOO_LARGE
     per = limit.per
     values = (descriptor.get(per[0]),) if len(per) == 1 else [descriptor.get(dimension) for dimension in per]

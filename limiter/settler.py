@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from math import inf
+from typing import NamedTuple
 
 from limiter.errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.model.contract import LimitState, Settled, SettleRequest
@@ -104,7 +105,7 @@ class Settler:
             acquired_us=reservation.acquired_us,
             deadline_us=reservation.deadline_us,
             final=request.final,
-            requests=1.0 if request.requests is None else request.requests,
+            requests=1.0 if request.requests is None else float(request.requests),
             latency_ms=NO_LATENCY if request.latency_ms is None else request.latency_ms,
             expected_ms=reservation.expected_ms,
             class_number=reservation.class_number,
@@ -122,14 +123,15 @@ class Settler:
             raise UnknownReservation("no such reservation")
         if answer.status is SettleStatus.CORRUPT:
             raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was settled")
+        corrected = _corrected(self._binding(slot, operation, answer))
         settled = Settled(
             work=answer.work,
-            adjusted=_adjusted(operation.charges, answer.buckets),
+            adjusted=corrected.adjusted,
             stop=answer.stop,
             duplicate=answer.status is SettleStatus.DUPLICATE,
             late=answer.late,
             limits=self._limits(slot, operation, answer),
-            uncollected=_uncollected(operation.charges, answer.buckets),
+            uncollected=corrected.uncollected,
             expires_in_ms=0 if operation.final else max(0, int(answer.deadline_us - answer.now_us) // 1000),
         )
         if answer.status is SettleStatus.CONFLICT:
@@ -139,7 +141,7 @@ class Settler:
         return settled
 
     def _count_end(self, namespace: str, operation: Settle, answer: SettleAnswer) -> None:
-        """A settle ends a reservation; progress ends it where it was, and begins it where it is now (W14)."""
+        """A settle ends a reservation; progress moves its end (W14)."""
         if operation.final and answer.status is SettleStatus.DUPLICATE:
             return
         late_us = operation.late_us
@@ -149,8 +151,16 @@ class Settler:
             if operation.final:
                 self._expiries.settled(key, answer.deadline_us + late_us, life_us)
             elif answer.deadline_us > answer.deadline_before_us:
-                self._expiries.settled(key, answer.deadline_before_us + late_us, life_us)
-                self._expiries.granted(key, answer.deadline_us + late_us, life_us)
+                before_us, until_us = answer.deadline_before_us + late_us, answer.deadline_us + late_us
+                self._expiries.renewed(key, before_us, until_us, life_us)
+
+    def _binding(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> list[tuple[Charge, BucketSettled]]:
+        """The buckets of an answer without those of shadows, which have no say (P11)."""
+        rows = zip(operation.charges, answer.buckets, strict=True)
+        if len(operation.charges) == 1:  # by far the most
+            return list(rows)
+        found = [(charge, bucket, self.planner.find(slot.namespace, charge.bucket)) for charge, bucket in rows]
+        return [(charge, bucket) for charge, bucket, limit in found if limit is None or not limit.shadow]
 
     def _limits(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> tuple[LimitState, ...]:
         """The states of those buckets that are still there, and whose policies are."""
@@ -175,20 +185,22 @@ def _nothing_charged(reservation: Reservation, request: SettleRequest) -> Settle
     return Settled(request.work, 0.0, stop=False, duplicate=False, late=False, limits=(), expires_in_ms=expires_in_ms)
 
 
-def _adjusted(charges: Sequence[Charge], buckets: Sequence[BucketSettled]) -> float:
-    """In the caller's units, for the limit that took most: what its balance was debited beyond the charge."""
-    counting_work = [
-        (charge.charge / charge.weight, (bucket.adjusted - bucket.uncollected) / charge.weight)
-        for charge, bucket in zip(charges, buckets, strict=True)
-        if charge.weight and not charge.in_requests
-    ]
-    return max(counting_work, default=(0.0, 0.0))[1]
+class _Corrected(NamedTuple):
+    """What a settle tells of one limit, in the caller's units: charged + adjusted + uncollected = work."""
+
+    adjusted: float
+    uncollected: float
 
 
-def _uncollected(charges: Sequence[Charge], buckets: Sequence[BucketSettled]) -> float:
-    """In the caller's units: what the limit that lost most of it could not debit (W5)."""
-    lost = 0.0
-    for charge, bucket in zip(charges, buckets, strict=True):
-        if bucket.uncollected > 0 and charge.weight and not charge.in_requests:
-            lost = max(lost, bucket.uncollected / charge.weight)
-    return lost
+def _corrected(rows: Sequence[tuple[Charge, BucketSettled]]) -> _Corrected:
+    """Of several limits, the one that could collect least; where all of them could, the one that was charged most."""
+    counting = [(charge, bucket) for charge, bucket in rows if charge.weight and not charge.in_requests]
+    if not counting:
+        return _Corrected(0.0, 0.0)
+    charge, bucket = max(counting, key=lambda row: (row[1].uncollected / row[0].weight, row[0].charge / row[0].weight))
+    adjusted, weight = bucket.adjusted - bucket.uncollected, charge.weight
+    # What the acquire said was charged, by the same rule, may have been another limit's.
+    _, charged = max((other.uncollected / other.weight, other.charge / other.weight) for other, _ in counting)
+    if charged != charge.charge / weight:
+        return _Corrected((charge.charge + adjusted) / weight - charged, bucket.uncollected / weight)
+    return _Corrected(adjusted / weight, bucket.uncollected / weight)

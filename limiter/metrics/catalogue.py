@@ -80,13 +80,19 @@ WORK_UNCOLLECTED = _counter(
 
 RESERVATIONS_DUE = _counter(
     "headgate_reservations_due_total",
-    "Reservations of a policy that can no longer be settled, because their time is over.",
+    "Deadlines of reservations that are over for good: one for each acquire, and one for each renewal by progress.",
     "namespace",
     "policy",
 )
 RESERVATIONS_DUE_SETTLED = _counter(
     "headgate_reservations_due_settled_total",
-    "Reservations among those due that were settled, on whichever node.",
+    "Deadlines among those due whose reservation was settled, on whichever node.",
+    "namespace",
+    "policy",
+)
+RESERVATIONS_DUE_RENEWED = _counter(
+    "headgate_reservations_due_renewed_total",
+    "Deadlines among those due that progress had moved to a later time.",
     "namespace",
     "policy",
 )

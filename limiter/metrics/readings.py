@@ -88,8 +88,9 @@ def settles(tally: SettleTally) -> Iterator[Reading]:
 
 
 def reservations(expiries: Expiries, now_us: int, policies: PolicySet) -> Iterator[Reading]:
-    """Reservations whose time is over; those that nobody settled are the first less the second, over all nodes."""
-    counts = zip((catalogue.RESERVATIONS_DUE, catalogue.RESERVATIONS_DUE_SETTLED), expiries.totals(now_us), strict=True)
+    """Reservations whose time is over; those that nobody settled are the first less the others, over all nodes."""
+    due = (catalogue.RESERVATIONS_DUE, catalogue.RESERVATIONS_DUE_SETTLED, catalogue.RESERVATIONS_DUE_RENEWED)
+    counts = zip(due, expiries.totals(now_us), strict=True)
     # A counter that begins at 1 has not grown, as far as a query can tell: the first policies begin at 0.
     shown = [(policy.namespace, policy.name) for policy in policies.policies[:POLICIES_FROM_ZERO_MAX]]
     for definition, found in counts:

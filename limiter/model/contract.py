@@ -46,7 +46,7 @@ class SettleRequest(Struct, frozen=True, forbid_unknown_fields=True):
     final: bool = True
     latency_ms: Milliseconds | None = None
     outcome: Annotated[str, Meta(max_length=64)] = "ok"
-    requests: Annotated[float, Meta(ge=0, le=NUMBER_MAX)] | None = None
+    requests: Annotated[int, Meta(ge=0, le=int(NUMBER_MAX))] | None = None
     """How many requests a lease has served."""
 
 

@@ -110,6 +110,8 @@ def refusal(
             waits.append((False, _shed_wait_us(answer, lot)))
     at = waits.index(max(waits))
     denied, wait_us = waits[at]
+    if degraded and math.isinf(wait_us) and not wants[at].how & TOO_LARGE:
+        wait_us = SHED_WAIT_S * 1e6  # more than this node's share; the store may be back any moment
     never = math.isinf(wait_us) or (limits[at].retries.too_many and not denied)
     return Refused(
         policy=limits[at].name,

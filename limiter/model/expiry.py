@@ -1,13 +1,15 @@
 """Reservations that nobody settled, counted by policy (W14).
 
 Nothing is stored for a reservation until its first settle, and that may reach another node than its acquire. So each
-node counts two things, which only grow, and the difference of their sums over all nodes is what was never settled:
+node counts three things, which only grow. Summed over all nodes, `due − settled − renewed` were never settled, of
+`due − renewed` in all:
 
     due       reservations that it granted, or renewed, once no settle can come any more
-    settled   reservations that it settled, or renewed, once no settle could have come any more
+    settled   reservations that it settled, once no settle could have come any more
+    renewed   reservations that it moved to a later time, once their former one is over
 
-A renewal moves a reservation: it is settled for its old time and granted for the new one. Times are kept in slots, so
-that memory does not grow with reservations: ten seconds wide, and ten minutes for reservations that live longer.
+Times are kept in slots, so that memory does not grow with reservations: ten seconds wide, and ten minutes for
+reservations that live longer.
 """
 
 from __future__ import annotations
@@ -30,13 +32,12 @@ def _slot(over_us: float, life_us: float) -> float:
 class Expiries:
     """What one node knows of its reservations' ends. Times are the store's (us)."""
 
-    __slots__ = ("_due", "_last", "_last_end_us", "_open", "_settled")
+    __slots__ = ("_last", "_last_end_us", "_open", "_totals")
 
     def __init__(self) -> None:
         self._open: dict[float, dict[Key, list[int]]] = {}
-        """By the end of the slot: for each policy how many were granted and how many settled."""
-        self._due: dict[Key, int] = {}
-        self._settled: dict[Key, int] = {}
+        """By the end of the slot: for each policy how many were granted, settled and renewed."""
+        self._totals: tuple[dict[Key, int], dict[Key, int], dict[Key, int]] = ({}, {}, {})
         self._last: dict[Key, list[int]] = {}
         self._last_end_us = 0.0
 
@@ -57,20 +58,25 @@ class Expiries:
         """One that could have been settled until `over_us`, and was."""
         self._entry(key, _slot(over_us, life_us))[1] += 1
 
+    def renewed(self, key: Key, over_us: float, until_us: float, life_us: float) -> None:
+        """One that could have been settled until `over_us`, and can be until `until_us` now."""
+        self._entry(key, _slot(over_us, life_us))[2] += 1
+        self.granted(key, until_us, life_us)
+
     def _entry(self, key: Key, end_us: float) -> list[int]:
         slot = self._open.get(end_us)
         if slot is None:
             slot = self._open[end_us] = {}
         entry = slot.get(key)
         if entry is None:
-            entry = slot[key] = [0, 0]
+            entry = slot[key] = [0, 0, 0]
         return entry
 
-    def totals(self, now_us: float) -> tuple[Mapping[Key, int], Mapping[Key, int]]:
-        """How many are due by now, and how many of those were settled, by policy."""
+    def totals(self, now_us: float) -> tuple[Mapping[Key, int], Mapping[Key, int], Mapping[Key, int]]:
+        """How many are due by now, and how many of those were settled and renewed, by policy."""
         self._last_end_us = 0.0  # its slot may go
         for end_us in [end_us for end_us in self._open if end_us <= now_us]:
-            for key, (granted, settled) in self._open.pop(end_us).items():
-                self._due[key] = self._due.get(key, 0) + granted
-                self._settled[key] = self._settled.get(key, 0) + settled
-        return self._due, self._settled
+            for key, counts in self._open.pop(end_us).items():
+                for total, count in zip(self._totals, counts, strict=True):
+                    total[key] = total.get(key, 0) + count
+        return self._totals

@@ -49,6 +49,7 @@ from limiter.model.matching import Pattern as Matching
 from limiter.model.overload import OVERLOAD_PARTS, Overload
 from limiter.model.period import Period, Span
 from limiter.model.period import parse as parse_period
+from limiter.model.steps import Steps, finish
 
 DIMENSIONS_MAX = 32
 PARTITIONS_MAX = 1024
@@ -59,6 +60,13 @@ LISTED_MAX = 1000
 DESCRIPTION_MAX = 1000
 ZONE_MAX = 64
 SHOWN_MAX = 80
+CHECKED_AT_ONCE = 4
+"""Policies of a set that one step checks: about a millisecond."""
+
+FILLED_MAX = 20_000
+FILLED_PER_VALUE = 2
+"""Values that `defaults` may fill into the policies of a set: so many, and so many for each value of the set's own."""
+
 PROBLEMS_MAX = 100
 """Problems that a refusal lists; a document may be made to have thousands."""
 
@@ -745,16 +753,6 @@ class PolicySet(_Part):
     namespaces: dict[Name, Namespace] = {}
     policies: list[Policy] = []
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        seen: set[tuple[str, str]] = set()
-        for policy in self.policies:
-            if (policy.namespace, policy.name) in seen:
-                found = f"the name {policy.name!r} twice in namespace {policy.namespace!r}"
-                raise _refuse("each name once in a namespace", field="policies", found=found)
-            seen.add((policy.namespace, policy.name))
-        return self
-
     def namespace(self, name: str) -> Namespace:
         """How a namespace is spread; one that nobody spoke of has a single partition."""
         return self.namespaces.get(name, _SINGLE)
@@ -810,13 +808,53 @@ def read_namespace(name: str, document: object) -> Namespace:
 
 def read_policy_set(document: object) -> PolicySet:
     """A whole set from plain data, its defaults filled in; PolicyError if any part cannot be used."""
+    return finish(policy_set_steps(document))
+
+
+def policy_set_steps(document: object) -> Steps[PolicySet]:
+    """The same in steps: thousands of policies take a while. It ends with the first problems, not with the last."""
     filled = _without_defaults(document)
+    rest, documents = _apart(filled.document)
+    problems: dict[PolicyProblem, None] = {}  # what is wrong with a default is told once, not of each policy
+    found, policies = PolicySet(), list[Policy]()
     try:
-        return PolicySet.model_validate(filled.document)
+        found = PolicySet.model_validate(rest)
     except ValidationError as error:
-        problems = [_problem_in_set(details, filled) for details in _details(error)]
-        # What is wrong with a default is told once, not of each policy.
-        raise PolicyError(dict.fromkeys(problems)) from None
+        problems |= dict.fromkeys(_problem_in_set(details, filled) for details in _details(error))
+    for number, one in enumerate(documents):
+        if number % CHECKED_AT_ONCE == 0:
+            yield
+        try:
+            policies.append(Policy.model_validate(one))
+        except ValidationError as error:
+            for details in _details(error):
+                placed: ErrorDetails = {**details, "loc": ("policies", number, *details["loc"])}
+                problems[_problem_in_set(placed, filled)] = None
+        if len(problems) >= PROBLEMS_MAX:
+            break
+    if not problems and (twice := _named_twice(policies)) is not None:
+        problems[twice] = None
+    if problems:
+        raise PolicyError(problems)
+    return PolicySet.model_construct(namespaces=found.namespaces, policies=policies)
+
+
+def _apart(document: object) -> tuple[object, list[object]]:
+    """The policies of a set, to be checked one by one, and the rest of it."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("policies"), list):
+        return document, []
+    return {name: part for name, part in document.items() if name != "policies"}, document["policies"]
+
+
+def _named_twice(policies: Iterable[Policy]) -> PolicyProblem | None:
+    seen: set[tuple[str, str]] = set()
+    for policy in policies:
+        if (policy.namespace, policy.name) in seen:
+            found = f"the name {policy.name!r} twice in namespace {policy.namespace!r}"
+            allowed = "each name once in a namespace"
+            return PolicyProblem(f"policies: found {found}; allowed: {allowed}", "policies", found, allowed)
+        seen.add((policy.namespace, policy.name))
+    return None
 
 
 def _without_defaults(document: object) -> Filled:
@@ -834,7 +872,31 @@ def _without_defaults(document: object) -> Filled:
             PolicyProblem(f"{place}: no such default; allowed: {allowed}", place, "a field that is not known", allowed)
             for place in places
         )
+    _check_amount(document, defaults)
     return fill(document, defaults)
+
+
+def _check_amount(document: Mapping[Any, Any], defaults: Mapping[Any, Any]) -> None:
+    """Defaults are checked again in every policy: what that comes to is bounded by what the set says itself."""
+    policies = document.get("policies")
+    filled = values_in(defaults) * (len(policies) if isinstance(policies, list) else 0)
+    most = FILLED_MAX + FILLED_PER_VALUE * values_in(document)
+    if filled > most:
+        found, allowed = f"{filled} values to fill in", f"at most {most} for a set of this size"
+        raise PolicyError([PolicyProblem(f"defaults: found {found}; allowed: {allowed}", "defaults", found, allowed)])
+
+
+def values_in(document: object) -> int:
+    """How many values a document holds, at any depth."""
+    count, left = 0, [document]
+    while left:
+        value = left.pop()
+        count += 1
+        if isinstance(value, Mapping):
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)
+    return count
 
 
 def dump(part: Policy | Namespace) -> dict[str, Any]:

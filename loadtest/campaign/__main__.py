@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any, NamedTuple
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import msgspec
@@ -278,8 +279,8 @@ def allowed_s(seen: customer.Report, call: customer.Call) -> float:
 
 def judge_accounts(seen: customer.Report, node: Node, key: str) -> Check:
     """Balances in the store are what the well-behaved customer knows it spent, to the last unit."""
-    page = ask(node, f"/v1/buckets?namespace={customer.NAMESPACE}&limit=100", key)
-    balances = {(row["policy"], row["bucket"].rpartition(":")[2]): row["balance"] for row in page["buckets"]}
+    listed = buckets(node, customer.NAMESPACE, key)
+    balances = {(row["policy"], row["bucket"].rpartition(":")[2]): row["balance"] for row in listed}
     wrong = list(seen.complaints)
     for name, spent in seen.spent.items():
         if not spent:
@@ -292,6 +293,17 @@ def judge_accounts(seen: customer.Report, node: Node, key: str) -> Check:
             wrong.append(f"bucket of {name}: {left} instead of {QUOTA - spent}")
     found = "; ".join(wrong[:5]) or f"{seen.grants} acquires, {sum(seen.spent.values()):.0f} units of work"
     return Check("the well-behaved one's balances are exact", not wrong and seen.grants > 10, found)
+
+
+def buckets(node: Node, namespace: str, key: str) -> Iterator[dict[str, Any]]:
+    """Every bucket of a namespace, page by page: a page of a large store may hold few of them, or none."""
+    cursor = ""
+    while True:
+        page = ask(node, f"/v1/buckets?namespace={namespace}&limit=100&cursor={quote(cursor)}", key)
+        yield from page["buckets"]
+        cursor = page["cursor"]
+        if not cursor:
+            return
 
 
 def ask(node: Node, path: str, key: str) -> Any:

@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.live import ask
+from tests.api.live import LiveApi, ask
+from tests.support import eventually
 
 
 def acquire(client: httpx.Client, customer: str, service: str, **fields: Any) -> httpx.Response:
@@ -105,3 +106,57 @@ def test_w17_a_key_that_is_refused_too_often_is_blocked(client: httpx.Client, cu
     batch = client.post("/v1/batch", json={"operations": [{"op": "acquire", **ask(customer, "blocking")}]}).json()
     assert (batch["results"][0]["status"], batch["results"][0]["reason"]) == (403, "blocked")
     assert acquire(client, f"another-{customer}", "blocking").status_code == 200
+
+
+def put(client: httpx.Client, name: str, **policy: Any) -> None:
+    answer = client.put(f"/v1/policies/{name}", json=policy)
+    assert answer.status_code in (200, 201), answer.text
+
+
+@pytest.fixture
+def several(api: LiveApi, client: httpx.Client, customer: str) -> str:
+    """Two limits on one request: one that can collect 110, and one that can collect any amount."""
+    put(client, f"small-{customer}", match={"service": customer}, rate="1/d", capacity=100, max_debt=10)
+    put(client, f"large-{customer}", match={"service": customer}, rate="1/d", capacity=1000, weights={"op": {"w": 0.5}})
+    granted = {"descriptor": {"service": customer}, "dry_run": True}
+    eventually(lambda: len(client.post("/v1/acquire", json=granted).json()["limits"]) == 2)
+    return customer
+
+
+@pytest.mark.parametrize("op", ["r", "w"])
+@pytest.mark.parametrize("work", [50, 110, 200, 300])
+def test_w5_what_is_charged_adjusted_and_uncollected_adds_up_over_several_policies(
+    client: httpx.Client, several: str, op: str, work: float
+) -> None:
+    granted = client.post("/v1/acquire", json={"descriptor": {"service": several, "op": op}, "work": 200})
+    settled = settle(client, granted, work)
+    assert granted.json()["charged"] + settled["adjusted"] + settled["uncollected"] == pytest.approx(work)
+    assert settled["uncollected"] == pytest.approx(max(0, work - 110), abs=1)
+
+
+def test_a_shadow_that_blocks_charges_nothing(client: httpx.Client, customer: str) -> None:
+    """P11, W17: it has no say, and its answer to a blocked key is a time, not an amount."""
+    block = {"after": 1, "in": "5s", "for": "60s"}
+    put(client, customer, match={"service": customer}, rate="1/h", capacity=10, shadow=True, block=block)
+    ask_for = {"descriptor": {"service": customer}, "work": 6}
+    eventually(lambda: client.post("/v1/acquire", json=ask_for | {"dry_run": True}).json()["limits"])
+    assert {client.post("/v1/acquire", json=ask_for).json()["charged"] for _ in range(4)} == {0.0}
+
+
+def test_w13_leaving_out_the_estimate_gets_around_no_bound(client: httpx.Client, customer: str) -> None:
+    put(
+        client, customer, match={"service": customer}, rate="1/h", capacity=100, charge=10, max_request=50,
+        weights={"op": {"w": 20}},
+    )  # fmt: skip
+    said = {"descriptor": {"service": customer, "op": "w"}, "work": 10}
+    eventually(lambda: client.post("/v1/acquire", json=said | {"dry_run": True}).status_code == 429)
+    for body in (said, {"descriptor": said["descriptor"]}):
+        assert client.post("/v1/acquire", json=body).json()["reason"] == "request_too_large"
+
+
+@pytest.mark.parametrize("requests", [5e-324, 1e-300, 0.5])
+def test_a_settle_for_a_splinter_of_a_request_is_refused(client: httpx.Client, customer: str, requests: float) -> None:
+    """It would make the work of one request as large as the caller likes, and what is learned with it."""
+    reservation = acquire(client, customer, "slow").json()["reservation"]
+    answer = client.post("/v1/settle", json={"reservation": reservation, "work": 5, "requests": requests})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "requests")

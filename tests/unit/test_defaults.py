@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from limiter.model.policy import PolicyError, dump, read_policy_set
+from limiter.model.policy import PROBLEMS_MAX, PolicyError, dump, read_policy_set
 
 
 def filled(defaults: dict[str, Any], *policies: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,3 +78,27 @@ def test_defaults_beside_nonsense_are_told_as_ever(policies: object) -> None:
 def test_defaults_alone_are_no_policies() -> None:
     assert read_policy_set({"defaults": {"rate": 5}}).policies == []
     assert read_policy_set({"defaults": {}, "policies": [{"name": "a", "rate": 1}]}).policies[0].rate == 1
+
+
+def test_f_h10_defaults_fill_in_no_more_than_a_set_of_its_size_may_have() -> None:
+    """A few kilobytes would otherwise take half a minute: each policy is checked with all that it is given."""
+    rates = {"customer": {f"c{number}": 1 for number in range(1000)}}
+    defaults = {"rate": 1, "per": ["customer"], "rates": rates}
+    document = {"defaults": defaults, "policies": [{"name": f"p{number}"} for number in range(1000)]}
+    with pytest.raises(PolicyError) as refused:
+        read_policy_set(document)
+    (problem,) = refused.value.problems
+    assert problem.startswith("defaults: found 1006000 values to fill in; allowed: at most ")
+
+
+def test_f_h10_a_set_is_checked_no_further_than_the_problems_that_are_told() -> None:
+    document = {"policies": [{"rate": -1}] * 20_000}
+    with pytest.raises(PolicyError) as refused:
+        read_policy_set(document)
+    assert len(refused.value.problems) <= PROBLEMS_MAX + 1
+
+
+def test_ordinary_defaults_of_thousands_of_policies_are_taken() -> None:
+    defaults = {"rate": 100, "per": ["customer"], "capacity": "2s", "reserve": {"sheddable": "50%"}}
+    policies = [{"name": f"p{number}", "match": {"service": f"s{number}"}} for number in range(3000)]
+    assert len(read_policy_set({"defaults": defaults, "policies": policies}).policies) == 3000

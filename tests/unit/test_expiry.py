@@ -16,9 +16,9 @@ def unsettled(nodes: list[Expiries], now_us: float) -> Mapping[Key, int]:
     """What was never settled, as a query over all nodes would tell."""
     found: dict[Key, int] = {}
     for node in nodes:
-        due, settled = node.totals(now_us)
-        for key in {*due, *settled}:
-            found[key] = found.get(key, 0) + due.get(key, 0) - settled.get(key, 0)
+        due, settled, renewed = node.totals(now_us)
+        for key in {*due, *settled, *renewed}:
+            found[key] = found.get(key, 0) + due.get(key, 0) - settled.get(key, 0) - renewed.get(key, 0)
     return {key: count for key, count in found.items() if count}
 
 
@@ -41,9 +41,8 @@ def test_it_does_not_matter_which_node_settles_or_renews(
         over_us = START_US + number * 1_000_003 + LIFE_US
         nodes[granted_by].granted(READS, over_us, LIFE_US)
         for _ in range(renewals):
-            nodes[settled_by].settled(READS, over_us, LIFE_US)
+            nodes[settled_by].renewed(READS, over_us, over_us + 7_000_001, LIFE_US)
             over_us += 7_000_001
-            nodes[settled_by].granted(READS, over_us, LIFE_US)
         if is_settled:
             nodes[settled_by].settled(READS, over_us, LIFE_US)
         lost += not is_settled
@@ -55,8 +54,8 @@ def test_counts_only_grow() -> None:
     node.granted(READS, START_US, LIFE_US)
     first = dict(node.totals(START_US + NARROW_US)[0])
     node.settled(READS, START_US, LIFE_US)  # by a node whose clock is behind
-    due, settled = node.totals(START_US + NARROW_US)
-    assert (first, due, settled) == ({READS: 1}, {READS: 1}, {READS: 1})
+    due, settled, renewed = node.totals(START_US + NARROW_US)
+    assert (first, due, settled, renewed) == ({READS: 1}, {READS: 1}, {READS: 1}, {READS: 0})
 
 
 def test_memory_does_not_grow_with_reservations() -> None:
