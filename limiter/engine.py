@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from os import urandom
@@ -46,7 +46,7 @@ START_WAIT_S = 2.0
 STORE_TIMEOUT_S = 2.0
 POST_PAUSE_S = 0.05
 FILE_AUTHOR = "policy file"
-FOREIGN_SHOWN_MAX = 5
+FOREIGN_LOGGED_MAX = 100
 
 
 class Engine:
@@ -87,7 +87,8 @@ class Engine:
         """Whether it answered when it was last asked how it is."""
         self.loss: Loss | None = None
         """That the store lost its policies, until somebody acknowledges it."""
-        self._unusable: str | None = None
+        self._is_unusable = False
+        """Whether the store's policies could not be put in force; the log says why."""
 
     async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
         """May this request go ahead?"""
@@ -156,7 +157,8 @@ class Engine:
         """What an operator should know or change (S3, S9).
 
         A store that is away is no reason to be given no traffic: policies say what holds then (B3), and if every
-        node sent its callers away, nothing would.
+        node sent its callers away, nothing would. Anybody may read warnings, so they hold no name of a policy or a
+        namespace and no text of an error: those are in the log.
         """
         found = []
         if self._decider.store_is_shunned or not self.store_is_up:
@@ -169,9 +171,12 @@ class Engine:
         policy = self._facts.maxmemory_policy if self._facts else "noeviction"
         if policy != "noeviction":
             found.append(f"the store's maxmemory-policy is {policy}: it may evict buckets; set it to noeviction")
-        if self._unusable is not None:
-            found.append(f"the store's policies cannot be put in force, older ones still are: {self._unusable}")
-        found += _told(self._foreign)
+        if self._is_unusable:
+            found.append(
+                "the store's policies cannot be put in force, older ones still are; the log of the node says why"
+            )
+        if self._foreign:
+            found.append(_told_foreign(len(self._foreign)))
         if self.loss is not None:
             found.append(_told_loss(self.loss))
         return found
@@ -214,14 +219,16 @@ class Engine:
                     group.create_task(self._look_after())
                     group.create_task(self._post())
             except StoreError as error:
-                if not self._was_away:
+                reason = without_address(error)
+                if not self._was_away or reason != self._waiting_for:
                     log.warning("waiting for the store: %s", error)
+                if not self._was_away:
                     self._decider.remainders.lose()
-                self._waiting_for, self._was_away = without_address(error), True
-            except Exception as error:
+                self._waiting_for, self._was_away = reason, True
+            except Exception:
                 log.exception("what the store says cannot be used; trying again")
                 if not self._ready.is_set():
-                    self._waiting_for = f"{type(error).__name__}: {error}"
+                    self._waiting_for = "what the store says cannot be used; the log of the node says why"
             await asyncio.sleep(RETRY_S)
 
     async def _fetch(self) -> None:
@@ -249,11 +256,22 @@ class Engine:
                 self._tasks.append(asyncio.create_task(self._put_back()))
         try:
             await self._decider.enforce_with_pauses(stored.policies)
-            self._foreign = await with_pauses(foreign_steps(self._file, stored.kept, self._file_owner))
-        except Exception as error:
-            self._unusable = f"{type(error).__name__}: {error}"
+            await self._compare_file(stored)
+        except Exception:  # whoever told of the change logs it
+            self._is_unusable = True
             raise
-        self._stored, self._unusable = stored, None
+        self._stored, self._is_unusable = stored, False
+
+    async def _compare_file(self, stored: StoredPolicies) -> None:
+        """Find what the file has otherwise than the store; the log names each difference once."""
+        found = await with_pauses(foreign_steps(self._file, stored.kept, self._file_owner))
+        known = set(self._foreign)
+        new = [one for one in found if one not in known]
+        for one in new[:FOREIGN_LOGGED_MAX]:
+            log.warning("%s in the file differs from the store, where %s, and that is in force", one.place, one.how)
+        if len(new) > FOREIGN_LOGGED_MAX:
+            log.warning("%d more entries of the file differ from the store", len(new) - FOREIGN_LOGGED_MAX)
+        self._foreign = found
 
     async def _apply_file(self) -> None:
         """Put the file's policies in force, as their owner; what another owns stays as it is, and is told (P12)."""
@@ -340,14 +358,13 @@ class Engine:
                 await self._look_for_loss()
 
 
-def _told(foreign: Sequence[Foreign]) -> Iterator[str]:
-    """Where the store does not follow the file, and what to do about it."""
-    advice = "change the file, or run `headgate policies apply --take-over` with it"
-    for one in foreign[:FOREIGN_SHOWN_MAX]:
-        yield f"{one.place} in the file differs from the store, where {one.how}, and that is in force; {advice}"
-    if len(foreign) > FOREIGN_SHOWN_MAX:
-        more = len(foreign) - FOREIGN_SHOWN_MAX
-        yield f"{more} more entries of the file differ from the store, where others own them; {advice}"
+def _told_foreign(count: int) -> str:
+    """That the store does not follow the file, and what to do about it."""
+    differ = "1 entry of the policy file differs" if count == 1 else f"{count} entries of the policy file differ"
+    return (
+        f"{differ} from the store, where others own what is in force; `headgate policies diff` with the file and the "
+        "log of the node name them: change the file, or run `headgate policies apply --take-over` with it"
+    )
 
 
 def _life(stored: StoredPolicies) -> str:

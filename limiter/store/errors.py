@@ -31,12 +31,24 @@ class StoreOutOfMemory(StoreRefused):
     """The server has no memory left for writes; nothing was executed."""
 
 
+class StoreUnsupported(StoreError):
+    """This server can never serve Headgate as it is. The message says what to change."""
+
+
 def without_address(error: Exception) -> str:
-    """What is wrong with the store, for whoever asks: where it is belongs into the log alone."""
+    """What is wrong with the store, for whoever asks.
+
+    Where the store is, its own words and what clients wrote into it belong into the log alone: apart from texts of our
+    own, none of the error is passed on.
+    """
     if isinstance(error, StoreOutOfMemory):
         return "the store is out of memory"
-    if isinstance(error, StoreBusy) or not isinstance(error, StoreUnavailable):
+    if isinstance(error, StoreBusy):
         return str(error)
+    if isinstance(error, StoreUnsupported):
+        return "the store cannot serve Headgate as it is; the log of the node says why, and what to change"
+    if not isinstance(error, StoreUnavailable):
+        return "the store answers with an error; the log of the node says which, and where to look"
     if (answered := _CODE.search(str(error))) is not None:
         return f"the store cannot serve now: it answers {answered[1]}"
     if "in time" in str(error):
@@ -44,8 +56,5 @@ def without_address(error: Exception) -> str:
     return "the store cannot be reached; the log of the node says where it looked and what it found"
 
 
-_CODE = re.compile(r"cannot serve now: ([A-Z]{3,20})\b")
-
-
-class StoreUnsupported(StoreError):
-    """This server can never serve Headgate as it is. The message says what to change."""
+_CODES = "BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|READONLY|TRYAGAIN|WRONGPASS"
+_CODE = re.compile(rf"cannot serve now: ({_CODES})\b")

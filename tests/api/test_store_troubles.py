@@ -199,3 +199,46 @@ def test_where_the_store_is_is_told_to_nobody_but_the_log(
         assert "127.0.0.1" not in body
     assert sum("store_unavailable" in body for body in bodies) >= 5
     assert f"127.0.0.1:{server.port}" in capfd.readouterr().err, "the log says where"
+
+
+SECRET = "policies: [{name: secret-contract, namespace: tenant-acme, match: {}, rate: 1}]"
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_what_differs_from_the_file_is_named_to_nobody_without_a_key(
+    valkey: Server, tmp_path: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`/readyz` named tenants and their policies to anybody."""
+    path = tmp_path / "policies.yaml"
+    path.write_text(SECRET)
+    with live(valkey.url, path, lane=lane) as api, api.client() as client:
+        changed = {"name": "secret-contract", "namespace": "tenant-acme", "match": {}, "rate": 2}
+        put = client.put("/v1/policies/secret-contract", params={"namespace": "tenant-acme"}, json=changed)
+        assert put.status_code == 200
+        eventually(lambda: warnings(api), what="the difference is told")
+        (warning,) = warnings(api)
+        assert warning.startswith("1 entry of the policy file differs from the store")
+        assert "headgate policies diff" in warning
+        assert "headgate policies apply --take-over" in warning
+        assert not any(name in client.get("/readyz").text for name in ("acme", "contract"))
+        owners = client.get("/v1/policies", params={"namespace": "tenant-acme"}).json()["owners"]
+        assert owners == {"tenant-acme/secret-contract": "api"}, "whoever has a key sees who owns it"
+    assert "policy tenant-acme/secret-contract in the file differs from the store" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_what_the_server_says_is_told_to_nobody_but_the_log(
+    valkey: Server, file: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """S11: the server's own words, with what anybody wrote at our key, went out as they came."""
+    with live(valkey.url, file, lane=lane) as api, api.client() as client:
+        valkey.client().set(keys.POLICIES_CURRENT, "foreign")
+        with live(valkey.url, file, lane=lane) as late, late.client() as other:
+            answers = [other.get("/readyz"), client.get("/v1/policies"), client.get("/v1/audit")]
+            answers.append(client.put("/v1/policies/x", json={"name": "x", "rate": 1}))
+        valkey.client().delete(keys.POLICIES_CURRENT)
+    for answer in (answers[0], answers[1], answers[3]):
+        assert answer.status_code == 503
+        assert "the store answers with an error; the log of the node says which" in answer.json()["detail"]
+    assert not any(word in answer.text for answer in answers for word in ("WRONGTYPE", "wrong kind", "hg:"))
+    assert "wrong kind of value" in capfd.readouterr().err, "the log says it"

@@ -81,9 +81,9 @@ async def test_p6_a_policy_put_at_one_node_is_live_at_the_others(valkey: Server)
 
 
 async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_ones(
-    valkey: Server, monkeypatch: pytest.MonkeyPatch
+    valkey: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a node would find them that is older than who wrote them."""
+    """As a node would find them that is older than who wrote them. Anybody may read warnings: the log says why."""
     unheard_of = read_policy({"name": "new", "match": {}, "rate": 7})
 
     def refuse(policies: PolicySet, before: Planner) -> Steps[Planner]:
@@ -97,8 +97,9 @@ async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_o
         await engine.store.put(unheard_of, who="a test", expected=None)
         await until(lambda: bool(engine.warnings()))
         assert engine.warnings() == [
-            "the store's policies cannot be put in force, older ones still are: ValueError: unheard of"
+            "the store's policies cannot be put in force, older ones still are; the log of the node says why"
         ]
+        assert "ValueError: unheard of" in caplog.text
         assert engine.policies.policies == []
         await engine.store.delete("default", "new", who="a test", expected=None)
         await until(lambda: not engine.warnings())
@@ -191,9 +192,9 @@ async def kept_rates(engine: Engine) -> dict[str, object]:
 
 
 async def test_f_p13_a_node_that_starts_with_an_older_file_does_not_undo_a_rollback(
-    valkey: Server, tmp_path: Path
+    valkey: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F-P13: the runbook's rollback stays; the difference is told, and settable."""
+    """F-P13: the runbook's rollback stays; the difference is told, and settable. Only the log names what differs."""
     path = tmp_path / "policies.yaml"
     path.write_text(OWNED)
     async with running_engine(valkey.url, policies=path) as engine:
@@ -203,12 +204,21 @@ async def test_f_p13_a_node_that_starts_with_an_older_file_does_not_undo_a_rollb
         assert await kept_rates(engine) == {"reads": "1/d", "writes": 20.0}, "its own it may change"
         await engine.store.rollback("default", "writes", 1, who="ada")
         await until(lambda: bool(engine.warnings()))
+    caplog.clear()
     async with running_engine(valkey.url, policies=path) as engine:
         assert await kept_rates(engine) == {"reads": "1/d", "writes": 10.0}
         (warning,) = engine.warnings()
         assert warning.startswith(
+            "1 entry of the policy file differs from the store, where others own what is in force"
+        )
+        assert "writes" not in warning, "anybody may read it"
+        await engine.store.put(read_policy({"name": "unrelated", "rate": 20}), who="ada")
+        await until(lambda: len(engine.policies.policies) == 3)
+        named = (
             "policy default/writes in the file differs from the store, where it was changed over the API at revision 3"
         )
+        assert caplog.text.count(named) == 1, "the log names it, once"
+        await engine.store.delete("default", "unrelated", who="ada")
         assert "headgate policies apply --take-over" in warning
         path.write_text(OWNED)
         await engine.store.put(read_policy({"name": "writes", "rate": 20}), who="ada")
