@@ -56,7 +56,9 @@ class Engine:
         self.link = link
         self.store = PolicyStore(link)
         self._secret = settings.secret.get_secret_value().encode() if settings.secret else None
+        self._path = settings.policies
         self._file = load_policy_file(settings.policies) if settings.policies else PolicySet()
+        """What the file held when it was last read: at the start, and whenever it is put back."""
         self._file_owner, self._file_takes_over = settings.policies_owner, settings.policies_take_over
         self._file_prunes = settings.policies is not None and settings.policies_prune
         self._foreign: list[Foreign] = []
@@ -252,7 +254,7 @@ class Engine:
         """Let what the store holds be in force; put back what it lost (S10)."""
         if _has_lost(self._stored, stored):
             self._notice(self._stored, stored)
-            if self._file.policies:
+            if self._path is not None:
                 self._tasks.append(asyncio.create_task(self._put_back()))
         try:
             await self._decider.enforce_with_pauses(stored.policies)
@@ -288,7 +290,8 @@ class Engine:
             log.warning("%s was removed: the file that applied it no longer contains it", place)
 
     async def _put_back(self) -> None:
-        """Apply the file again, until it is done."""
+        """Apply the file again as it is now, until it is done."""
+        await self._read_file_again()
         while True:
             try:
                 await self._apply_file()
@@ -298,6 +301,16 @@ class Engine:
             else:
                 log.warning("the policies of the file were put back")
                 return
+
+    async def _read_file_again(self) -> None:
+        """It may have been edited and applied since this node started: its copy would undo that (S10)."""
+        assert self._path is not None
+        try:
+            self._file = await asyncio.to_thread(load_policy_file, self._path)
+        except Exception as error:  # whatever it is, the policies must be put back
+            log.warning(
+                "the policy file cannot be used as it is now; what it held when it was last read is put back: %s", error
+            )
 
     def _notice(self, before: StoredPolicies, after: StoredPolicies) -> None:
         """The store has older policies than before, or another life: say so, and have it kept."""

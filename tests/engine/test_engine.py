@@ -14,6 +14,7 @@ from limiter.model.contract import AcquireRequest, Decision, Granted, SettleRequ
 from limiter.model.policy import PolicyError, PolicySet, read_policy
 from limiter.model.steps import Steps
 from limiter.planner import Planner
+from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
 from limiter.store import keys
 from tests.support.nodes import until
@@ -182,6 +183,39 @@ async def test_s10_policies_are_restored_from_the_file_after_a_flush(valkey: Ser
                 await asyncio.sleep(0)
         await until(lambda: [policy.name for policy in engine.policies.policies] == ["reads"])
         assert (await granted(engine)).limits[0].balance == 48
+
+
+EDITED = FILE.replace("rate: 100", "rate: 7") + "  - {name: added, match: {operation: write}, rate: 3}\n"
+
+
+async def test_s10_the_file_is_put_back_as_it_is_now_and_not_as_it_was_at_the_start(
+    valkey: Server, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S10: what was edited and applied since the node started was undone."""
+    async with running_engine(valkey.url, policies=file) as engine:
+        file.write_text(EDITED)
+        await engine.store.apply(load_policy_file(file), who="ada", owner="file", prune=True, foreign="take_over")
+        await until(lambda: len(engine.policies.policies) == 2)
+        valkey.client().flushall()
+        await until(lambda: "the policies of the file were put back" in caplog.text)
+        assert await kept_rates(engine) == {"reads": 7.0, "added": 3.0}
+        await until(lambda: len(engine.warnings()) == 1)  # of the loss: the store is as the file says
+
+
+@pytest.mark.parametrize("now", ["policies: [{name: reads, rate: fast}]", "policies: [", None])
+async def test_s10_a_file_that_cannot_be_used_any_more_is_put_back_as_it_was(
+    valkey: Server, file: Path, now: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_engine(valkey.url, policies=file) as engine:
+        if now is None:
+            file.unlink()
+        else:
+            file.write_text(now)
+        valkey.client().flushall()
+        await until(lambda: "the policies of the file were put back" in caplog.text)
+        assert await kept_rates(engine) == {"reads": 100.0}
+    assert "the policy file cannot be used as it is now" in caplog.text
+    assert str(file) in caplog.text
 
 
 OWNED = "policies: [{name: reads, match: {service: orders}, rate: 1/d, capacity: 50}, {name: writes, rate: 10}]"
