@@ -38,8 +38,8 @@ async def acknowledge_loss(request: Request) -> Response:
     found = await engine_of(request).acknowledge_loss(principal.name)
     if found is not None:
         audit.warning(
-            "acknowledged: key %s has seen that the store lost its policies (revision %d before, %d after)",
-            principal.name, found.before, found.after,
+            "acknowledged: key %s has seen that the store lost its policies (times: %d; revision %d before, %d after)",
+            principal.name, len(found.times), found.before, found.after,
         )  # fmt: skip
     return respond(json_answer({"acknowledged": found is not None}))
 
@@ -48,6 +48,8 @@ def _shown(loss: Loss, principal: Principal) -> dict[str, Any]:
     seen = [place for place in loss.policies if principal.namespace in (None, place[0])]
     return {
         "when": _when(loss.when_us),
+        "last": _when(loss.last_us),
+        "times": len(loss.times),
         "revision_before": loss.before,
         "revision_after": loss.after,
         "policies": [{"namespace": namespace, "name": name} for namespace, name in seen],

@@ -328,6 +328,8 @@ AUDIT: dict[str, Any] = {
 }
 _LOSS = {
     "when": "2026-11-18T03:12:44.120+00:00",
+    "last": "2026-11-18T03:12:44.120+00:00",
+    "times": 1,
     "revision_before": 41,
     "revision_after": 0,
     "policies": [{"namespace": "default", "name": "orders-reads"}],

@@ -24,6 +24,8 @@ def loss() -> None:
         typer.echo("the store has lost nothing that was not acknowledged")
         return
     typer.echo(f"lost at {_when(found.when_us)}: revision {found.before} before, {found.after} after")
+    if len(found.times) > 1:
+        typer.echo(f"{len(found.times)} times in all, last at {_when(found.last_us)}")
     for namespace, name in found.policies:
         typer.echo(f"gone: {namespace}/{name}")
     if found.more:

@@ -314,32 +314,39 @@ class Engine:
 
     def _notice(self, before: StoredPolicies, after: StoredPolicies) -> None:
         """The store has older policies than before, or another life: say so, and have it kept."""
-        named, more = losses.gone(before.kept, after.kept)
-        if self.loss is None:
-            self.loss = Loss(self.now_us(), _life(before), before.revision, after.revision, named, more)
+        went_back = _life(after) == _life(before)
+        gone = losses.gone(before.kept, after.kept)
+        new = losses.noticed(
+            self.now_us(), _life(before), before.revision, after.revision, gone, went_back=went_back
+        )  # fmt: skip
+        self.loss = new if self.loss is None else self.loss.with_(new)
         log.error(
             "the store lost its policies: revision %d after %d; of those made over the API are gone: %s",
-            after.revision, before.revision, ", ".join(f"{space}/{name}" for space, name in named) or "none",
+            after.revision, before.revision, ", ".join(f"{space}/{name}" for space, name in new.policies) or "none",
         )  # fmt: skip
 
     async def _look_for_loss(self) -> None:
         """Learn what other nodes noticed, keep what this one did, and see whether it was acknowledged."""
         try:
             kept, seen = await losses.read(self.link)
-            if kept is None and self.loss is not None and not (seen is not None and seen.covers(self.loss)):
-                await losses.write(self.link, self.loss)
-                kept = self.loss
+            mine = self.loss
+            if mine is not None and not (seen is not None and seen.covers(mine)):
+                whole = mine if kept is None else kept.with_(mine)
+                if whole != kept:
+                    await losses.write(self.link, whole, replace=kept is not None)
+                kept = whole
         except StoreError as error:
             log.debug("whether the store lost anything cannot be read for now: %s", error)
             return
-        if kept is not None and self.loss is None:
+        if kept is not None and mine is None:
             log.error("%s", _told_loss(kept))
-        self.loss = kept
+        if self.loss is mine:  # otherwise another was noticed meanwhile, and the next look merges it
+            self.loss = kept
 
     async def acknowledge_loss(self, who: str) -> Loss | None:
         """Somebody has seen that the store lost its policies; which loss it was."""
         found = await losses.acknowledge(self.link, who, self.now_us())
-        self.loss = None
+        await self._look_for_loss()  # what was noticed since the record was written has not been seen
         return found
 
     async def _post(self) -> None:
@@ -392,12 +399,17 @@ def _has_lost(before: StoredPolicies, after: StoredPolicies) -> bool:
 
 def _told_loss(loss: Loss) -> str:
     """Without names: anybody may read warnings."""
-    when = datetime.fromtimestamp(loss.when_us // 1_000_000, UTC)
+    when, count = _shown_time(loss.when_us), len(loss.times)
+    when = f"at {when}" if count == 1 else f"{count} times, first at {when} and last at {_shown_time(loss.last_us)}"
     return (
-        f"the store lost its policies at {when:%Y-%m-%d %H:%M:%S}Z: revision {loss.before} before, {loss.after} after; "
+        f"the store lost its policies {when}: revision {loss.before} before, {loss.after} after; "
         f"{loss.gone} made over the API are gone and buckets began full. GET /v1/store/loss names them; put them back, "
         "then POST /v1/store/loss/acknowledge"
     )
+
+
+def _shown_time(us: int) -> str:
+    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def _check_report(request: SignalRequest, rule: Rule) -> Limit:

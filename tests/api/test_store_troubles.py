@@ -42,8 +42,12 @@ def nodes(valkey: Server, file: Path) -> Iterator[list[LiveApi]]:
 
 
 def knows_both(node: LiveApi) -> bool:
+    return policies(node) == 2
+
+
+def policies(node: LiveApi) -> float:
     with node.client() as client:
-        return scrape(client).value("headgate_policies") == 2
+        return scrape(client).value("headgate_policies")
 
 
 def warnings(node: LiveApi) -> list[str]:
@@ -95,6 +99,33 @@ def test_s10_what_a_second_flush_wiped_out_is_told_all_the_same(valkey: Server, 
         eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
     with nodes[1].client() as client:
         assert client.get("/v1/store/loss").json()["loss"]["policies"] == [{"namespace": "tenant1", "name": "made"}]
+
+
+def test_s10_a_second_loss_before_the_acknowledgement_is_named_too(valkey: Server, nodes: list[LiveApi]) -> None:
+    """S10: only the first was named, and acknowledging it cleared both."""
+    valkey.client().flushall()
+    for node in nodes:
+        eventually(lambda node=node: losses(node), what="the loss is told")  # type: ignore[misc]
+    with nodes[0].client() as client:
+        eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
+        for name in ("two", "three"):
+            assert client.put(f"/v1/policies/{name}", json={"name": name, "rate": 1}).status_code == 201
+        for node in nodes:
+            eventually(lambda node=node: policies(node) == 3, what="they are in force")  # type: ignore[misc]
+        valkey.client().flushall()
+        told = "lost its policies 2 times, first at"
+        for node in nodes:
+            eventually(lambda node=node: told in losses(node)[0], what="both are told")  # type: ignore[misc]
+        eventually(lambda: client.get("/v1/store/loss").json()["lost"], what="both are kept")
+        shown = client.get("/v1/store/loss").json()["loss"]
+        assert [policy["name"] for policy in shown["policies"]] == ["three", "two", "made"]
+        assert (shown["times"], shown["more"]) == (2, 0)
+        assert shown["when"] <= shown["last"]
+        assert "3 made over the API are gone" in losses(nodes[0])[0]
+        assert client.post("/v1/store/loss/acknowledge", json={}).json() == {"acknowledged": True}
+        for node in nodes:
+            eventually(lambda node=node: not losses(node), what="nobody warns any more")  # type: ignore[misc]
+        assert client.get("/v1/store/loss").json()["acknowledged"]["loss"] == shown
 
 
 def test_s10_an_older_copy_is_a_loss_too(valkey: Server, nodes: list[LiveApi]) -> None:

@@ -185,6 +185,14 @@ async def test_s10_policies_are_restored_from_the_file_after_a_flush(valkey: Ser
         assert (await granted(engine)).limits[0].balance == 48
 
 
+def rewrite(file: Path, text: str | None) -> None:
+    """As somebody else would who edits or removes it."""
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+
+
 EDITED = FILE.replace("rate: 100", "rate: 7") + "  - {name: added, match: {operation: write}, rate: 3}\n"
 
 
@@ -193,7 +201,7 @@ async def test_s10_the_file_is_put_back_as_it_is_now_and_not_as_it_was_at_the_st
 ) -> None:
     """S10: what was edited and applied since the node started was undone."""
     async with running_engine(valkey.url, policies=file) as engine:
-        file.write_text(EDITED)
+        rewrite(file, EDITED)
         await engine.store.apply(load_policy_file(file), who="ada", owner="file", prune=True, foreign="take_over")
         await until(lambda: len(engine.policies.policies) == 2)
         valkey.client().flushall()
@@ -207,10 +215,7 @@ async def test_s10_a_file_that_cannot_be_used_any_more_is_put_back_as_it_was(
     valkey: Server, file: Path, now: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_engine(valkey.url, policies=file) as engine:
-        if now is None:
-            file.unlink()
-        else:
-            file.write_text(now)
+        rewrite(file, now)
         valkey.client().flushall()
         await until(lambda: "the policies of the file were put back" in caplog.text)
         assert await kept_rates(engine) == {"reads": 100.0}
