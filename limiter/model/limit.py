@@ -249,7 +249,10 @@ def _initial_cap(policy: Policy, rate: float) -> float:
     if initial == "C/F":
         assert policy.max_work is not None
         return min(rate / policy.max_work, RATE_MAX)
-    return _units(initial, rate=rate)
+    first = _units(initial, rate=rate)
+    if "initial" in policy.steering.model_fields_set:
+        return first
+    return max(first, min(policy.floor, rate / policy.smallest_work))  # the default is no lower than any cap may be
 
 
 def _threshold(policy: Policy) -> float:

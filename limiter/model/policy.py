@@ -569,10 +569,19 @@ class Policy(_Part):
                 cap = rate if first == "C" else rate / (self.max_work or 1.0)
             else:
                 cap = quantity.units(first, rate=rate)
-            if cap < min(steering.floor, most):  # where these cross, the rate counts for more than the floor
+            if cap < min(self.floor, most):  # where these cross, the rate counts for more than the floor
                 found = f"{_show(_written(first))}, which is {cap:g} requests per second"
-                allowed = f"at least the floor, {steering.floor:g}: no cap is lower"
+                allowed = f"at least the floor, {self.floor:g}: no cap is lower"
                 raise _refuse(allowed, field="steering.initial", found=found)
+
+    @property
+    def floor(self) -> float:
+        """The lowest cap. Where a policy says neither floor nor initial, no first cap of its rates is below it."""
+        steering = self.steering
+        if self.rate is None or {"floor", "initial"} & steering.model_fields_set:
+            return steering.floor
+        rates = [self.rate, *(rate for table in self.rates.values() for rate in table.values())]
+        return min(steering.floor, quantity.units(steering.initial, rate=min(map(rate_per_s, rates))))
 
     @property
     def smallest_work(self) -> float:
@@ -613,9 +622,56 @@ class Policy(_Part):
             if "criticality" in getattr(self, field):
                 allowed = "dimensions of descriptors; the class of a request is none"
                 raise _refuse(allowed, field=field, found="'criticality'")
+        self._tables_are_reached()
+        self._learns_within_bounds()
         for part in self.parts():
+            Policy._borrows_where_it_can(part)
             Policy._reserves_matter(part)
             Policy._steers_within_bounds(part)
+
+    def _tables_are_reached(self) -> None:
+        """A policy that covers one value of a dimension, or none, never looks up another."""
+        for number, dimension in enumerate(self.per):
+            if dimension in self.match and self.match[dimension] is None:
+                found = f"{_show(dimension)}, which match wants absent"
+                raise _refuse("only dimensions that can be there", field=f"per.{number}", found=found)
+        for field in ("rates", "weights", "criticality_by"):
+            for dimension, table in getattr(self, field).items():
+                only = self.match.get(dimension)
+                if isinstance(only, str) and "*" not in only and table and only not in table:
+                    allowed = f"at least {_show(only)}, the only value that match lets through"
+                    found = "other values alone"
+                    raise _refuse(allowed, field=f"{field}.{_step(dimension)}", found=found)
+
+    def _learns_within_bounds(self) -> None:
+        """The first charge is bounded as an estimate is (W8, W13); weights may take it below the bound."""
+        first = self.learning.initial
+        if self.charge == "learned" and not self.weights and first > self.request_max:
+            bound = "max_request" if self.max_request == self.request_max else "max_work"
+            allowed = f"at most {bound}, {self.request_max:g}"
+            raise _refuse(allowed, field="learning.initial", found=_show(_written(first)))
+
+    def _borrows_where_it_can(self) -> None:
+        """A balance that covers every charge never goes below zero; nor does one of which each request takes one token
+        that has to be there. (A quota of requests does: a lease may have served more than it was granted.)"""
+        amounts: dict[str, float | str] = {} if self.minimum is None else {"minimum": self.minimum}
+        amounts |= {f"reserve.{criticality}": amount for criticality, amount in self.reserve.items()}
+        borrows = {field: amount for field, amount in amounts.items() if quantity.parse(amount)[0] < 0}
+        if self.quota is not None or self.admit is Admit.COVERED:
+            why = "a quota always covers the charge" if self.quota else "admit covered never borrows"
+            for field, amount in borrows.items():
+                raise _refuse(f"at least 0: {why}", field=field, found=_show(_written(amount)))
+        largest = self.max_request or 0.0
+        if self.quota is not None and self.quota.work is not None and largest > self.held:
+            allowed = f"at most the quota, {self.held:g}, which always covers the charge"
+            raise _refuse(allowed, field="max_request", found=_show(_written(largest)))
+        if self.count is Count.REQUESTS and (
+            self.admit is Admit.COVERED or not (self.weights or borrows or self.least < 1)
+        ):
+            for field in ("max_debt", "stop_debt"):
+                if field in self.model_fields_set:
+                    allowed = "only where a balance can go below zero: no request takes a token that is not there"
+                    raise _refuse(allowed, field=field, found=_show(_written(getattr(self, field))))
 
     @property
     def request_max(self) -> float:

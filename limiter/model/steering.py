@@ -77,9 +77,7 @@ class Reason(Value, frozen=True):
 def cap_params(policy: Policy) -> CapParams:
     """A policy's steering, resolved."""
     steering = policy.steering
-    return CapParams(
-        steering.lower_cycles, steering.raise_cycles, steering.safety, steering.floor, policy.smallest_work
-    )
+    return CapParams(steering.lower_cycles, steering.raise_cycles, steering.safety, policy.floor, policy.smallest_work)
 
 
 def bounded(cap: float, params: CapParams, *, committed: float) -> float:

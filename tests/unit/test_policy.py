@@ -136,6 +136,14 @@ def test_defaults() -> None:
         {"weights": {"operation": {}}},
         {"reserve": {"sheddable": 0.5}},
         {"learning": {"target": "p90"}},
+        {"charge": "learned", "learning": {"initial": 50}, "max_work": 20},
+        {"admit": "covered", "minimum": -5},
+        {"admit": "covered", "reserve": {"critical_plus": "-5%"}},
+        {"quota": {"work": 50, "period": "day"}, "max_request": 80},
+        {"count": "requests", "max_debt": 5},
+        {"count": "requests", "admit": "covered", "weights": {"operation": {"write": 5}}, "stop_debt": 5},
+        {"match": {"operation": "read"}, "weights": {"operation": {"write": 5}}},
+        {"match": {"customer": None}, "per": ["customer"]},
         {"mechanism": "requests", "max_work": 5000, "steering": {"initial": "C/F"}},
         {"overload": {"expectations": {"ideal_step": 0.1, "expected_by": {"criticality": {"critical": 5}}}}},
         {"overload": {"response_time": {"classes": False, "quality_min": 0.5}, "ranks": {"critical": 0.5}}},
@@ -147,10 +155,38 @@ def test_what_was_put_before_stays_in_force_with_fields_that_have_no_effect(fiel
     with pytest.raises(PolicyError):
         read_policy(document)
     policy = read_policy(document, stored=True)
-    assert Limit(policy).terms.committed == 100
+    assert Limit(policy.parts()[0]).terms.committed == 100
     assert dump(policy) == document
     with pytest.raises(PolicyError):
         read_policy(document | {"rate": -1}, stored=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"admit": "covered", "minimum": 0, "reserve": {"sheddable": 50}},
+        {"quota": {"work": 5000, "period": "day"}, "minimum": -5, "reserve": {"critical_plus": -10}},
+        {"quota": {"requests": 50, "period": "day"}, "max_request": 80},
+        {"count": "requests", "weights": {"operation": {"write": 5}}, "max_debt": 50, "stop_debt": 5},
+        {"count": "requests", "minimum": 0, "max_debt": 1},
+        {"count": "requests", "reserve": {"critical_plus": -5}, "max_debt": 5},
+        {"match": {"operation": "read"}, "weights": {"operation": {"read": 2, "write": 5}}},
+        {"match": {"operation": "re*"}, "weights": {"operation": {"read": 2}}},
+        {"match": {"customer": None}, "per": ["region"]},
+        {"charge": "learned", "learning": {"initial": 50}, "max_work": 20, "weights": {"operation": {"read": 0.1}}},
+        {"charge": "learned", "learning": {"initial": 20}, "max_work": 20},
+    ],
+)
+def test_what_has_an_effect_is_taken(fields: dict[str, Any]) -> None:
+    document = {"name": "p", "rate": 100, **fields}
+    assert dump(read_policy(document)) == document
+
+
+@pytest.mark.parametrize("fields", [{"max_debt": 1}, {"stop_debt": 1}])
+def test_a_quota_of_requests_may_have_a_debt(fields: dict[str, Any]) -> None:
+    """A lease may have served more requests than it was granted, and nodes may have without the store (R12, S14)."""
+    document = {"name": "p", "quota": {"requests": 5, "period": "day"}, **fields}
+    assert dump(read_policy(document)) == document
 
 
 def test_a_namespace_nobody_spoke_of_has_one_partition() -> None:

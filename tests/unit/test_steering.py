@@ -1,6 +1,7 @@
 """The cap of a request bucket: each rule with the sources' own figures, and what no input can make it do."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -169,6 +170,26 @@ def test_a_policy_says_how_to_steer() -> None:
     policy = read_policy({"name": "p", "rate": 1, "mechanism": "auto", "steering": steering, "min_work": 3})
     assert cap_params(policy) == CapParams(5, 6, 1.5, 0.2, 3)
     assert cap_params(read_policy({"name": "p", "rate": 1})) == CapParams()
+
+
+@pytest.mark.parametrize(
+    ("fields", "floor", "first"),
+    [
+        ({"rate": 100}, 0.1, 30.0),
+        ({"rate": 0.2}, 0.06, 0.06),
+        ({"rate": "6/m"}, 0.03, 0.03),
+        ({"rate": 100, "per": ["customer"], "rates": {"customer": {"slow": 0.2}}}, 0.06, 30.0),
+        ({"rate": 1, "steering": {"floor": 0.5}}, 0.5, 0.5),
+        ({"rate": 100, "steering": {"initial": 0.1}}, 0.1, 0.1),
+    ],
+)
+def test_the_defaults_of_the_floor_and_of_the_first_cap_agree(
+    fields: dict[str, Any], floor: float, first: float
+) -> None:
+    """R6: a cap that starts below the lowest there is would be lifted by the first cycle."""
+    policy = read_policy({"name": "p", "mechanism": "requests", **fields})
+    assert cap_params(policy).floor == pytest.approx(floor)
+    assert Limit(policy).terms.cap == pytest.approx(first)
 
 
 def test_w12_the_smallest_work_goes_by_the_smallest_weights() -> None:
