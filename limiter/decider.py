@@ -382,7 +382,7 @@ class Decider:
         if answer.status is AcquireStatus.CONFLICT:
             raise IdempotencyConflict("this Idempotency-Key was used before with other parameters")
         if answer.status not in (_GRANTED, AcquireStatus.REFUSED):
-            raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was charged")
+            raise NotDecided("record_damaged", _DAMAGED if case.operation.idempotency is None else _DAMAGED_EITHER)
         if answer.memo:
             return self._replay(case, wants, answer)
         for limit, wanted, told in zip(case.limits, wants, answer.buckets, strict=True):
@@ -553,6 +553,10 @@ class Decider:
 
 
 _NO_PRESSURE = (False, 1.0)
+_DAMAGED = "the record of a bucket cannot be read; nothing was charged"
+_DAMAGED_EITHER = (
+    "the record of a bucket, or what was kept under this Idempotency-Key, cannot be read; nothing was charged"
+)
 _DAMAGED_MEMO = "what was kept under this Idempotency-Key cannot be read; nothing was charged, use another key"
 
 

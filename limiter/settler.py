@@ -37,6 +37,7 @@ from limiter.store.keys import Slot
 from limiter.store.told import Done
 
 NO_LATENCY = float("nan")
+_DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"
 
 
 class Settler:
@@ -122,7 +123,7 @@ class Settler:
         if answer.status is SettleStatus.GONE:
             raise UnknownReservation("no such reservation")
         if answer.status is SettleStatus.CORRUPT:
-            raise NotDecided("record_damaged", "the record of a bucket cannot be read; nothing was settled")
+            raise NotDecided("record_damaged", _DAMAGED)
         corrected = _corrected(self._binding(slot, operation, answer))
         settled = Settled(
             work=answer.work,

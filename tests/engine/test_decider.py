@@ -248,8 +248,38 @@ async def test_s11_a_damaged_record_is_no_decision(decider: Decider, valkey: Ser
     with pytest.raises(NotDecided) as error:
         await decider.acquire(ask())
     assert error.value.reason == "record_damaged"
+    assert str(error.value) == "the record of a bucket cannot be read; nothing was charged"
     assert valkey.client().get(key) == b"not ours"
     granted(await decider.acquire(ask("c2")))
+
+
+async def test_s11_damage_under_an_idempotency_key_is_not_blamed_on_a_bucket_alone(
+    decider: Decider, valkey: Server
+) -> None:
+    enforce(decider, reads())
+    granted(await decider.acquire(ask(), idempotency_key="k"))
+    valkey.client().set(keys.idempotency(Slot().prefix, "k"), b"not ours")
+    with pytest.raises(NotDecided) as error:
+        await decider.acquire(ask(), idempotency_key="k")
+    assert error.value.reason == "record_damaged"
+    assert str(error.value) == (
+        "the record of a bucket, or what was kept under this Idempotency-Key, cannot be read; nothing was charged"
+    )
+
+
+async def test_s11_damage_to_a_reservation_is_not_blamed_on_a_bucket_alone(decider: Decider, valkey: Server) -> None:
+    enforce(decider, reads())
+    grant = granted(await decider.acquire(ask()))
+    await decider.settle(SettleRequest(grant.reservation, 1, final=False))
+    (tombstone,) = valkey.client().keys(Slot().prefix + b"r:*")
+    valkey.client().set(tombstone, b"not ours")
+    with pytest.raises(NotDecided) as error:
+        await decider.settle(SettleRequest(grant.reservation, 2))
+    assert error.value.reason == "record_damaged"
+    assert str(error.value) == (
+        "the record of this reservation or of one of its buckets cannot be read; nothing was settled"
+    )
+    assert valkey.client().get(tombstone) == b"not ours"
 
 
 async def test_g6_when_many_retry_already_they_are_told_not_to(decider: Decider) -> None:
