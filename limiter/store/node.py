@@ -163,7 +163,8 @@ class Node:
         try:
             while self._idle:
                 connection = self._idle.pop()
-                if not await connection.can_read():  # readable while idle: closed by the server, or out of step
+                # Readable while idle: closed by the server, or out of step.
+                if not await connection.can_read() and not _is_lost(connection):
                     return connection
                 await close(connection)
             if self._closed:
@@ -269,6 +270,12 @@ async def _pushed(connection: AbstractConnection) -> AsyncGenerator[tuple[bytes,
         else:
             asked = True
             await connection.send_packed_command(pack("PING"), check_health=False)
+
+
+def _is_lost(connection: AbstractConnection) -> bool:
+    """Whether its transport has ended: on Python 3.12 writing to it then is no OSError, but an AttributeError."""
+    writer = connection._writer  # noqa: SLF001  no other way to ask
+    return writer is None or writer.transport.is_closing()
 
 
 async def close(connection: AbstractConnection) -> None:
