@@ -42,6 +42,6 @@ WORKDIR /var/lib/headgate
 EXPOSE 8080
 # Of the API, by its own settings (HEADGATE_PORT, HEADGATE_TLS_…); a container with the controller is started with
 # --no-healthcheck. Kubernetes has probes of its own.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-m", "limiter.liveness"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-m", "limiter.cli.liveness"]
 ENTRYPOINT ["headgate"]
 CMD ["api"]

@@ -14,8 +14,13 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import (
-    audit_routes,
+from api.data import render
+from api.data.auth import Forbidden, Unauthenticated
+from api.data.decode import BadRequest, Invalid
+from api.data.explain import FieldProblem
+from api.data.json_text import shown
+from api.data.plane import Plane
+from api.routes import (
     bucket_routes,
     controller_routes,
     data_routes,
@@ -24,33 +29,26 @@ from api import (
     health_routes,
     loss_routes,
     metrics_routes,
-    namespace_routes,
-    policy_routes,
-    render,
     signal_routes,
     uncovered_routes,
 )
-from api.auth import Forbidden, Unauthenticated
-from api.decode import BadRequest, Invalid
-from api.explain import FieldProblem
-from api.json_text import shown
-from api.limits import BodyRefused, LastAnswer
-from api.metrics import NodeMetrics
-from api.observed import Observed
-from api.openapi import describe
-from api.plane import Plane
-from api.request_ids import SENT, identified
-from api.responses import respond
-from api.tracing import Tracing
-from limiter.engine import Engine
-from limiter.errors import RequestError
+from api.routes.node_metrics import NodeMetrics
+from api.routes.openapi import describe
+from api.routes.policies import audit_routes, namespace_routes, policy_routes
+from api.routes.responses import respond
+from api.transport.limits import BodyRefused, LastAnswer
+from api.transport.observed import Observed
+from api.transport.request_ids import SENT, identified
+from api.transport.tracing import Tracing
+from limiter.engine.engine import Engine
+from limiter.engine.errors import RequestError
 from limiter.metrics.processes import Shelf
-from limiter.model.policy import PolicyError
+from limiter.model.policy.policy import PolicyError
 from limiter.settings import Settings
 from limiter.store.errors import StoreError
 from limiter.store.inspect import CursorError
-from limiter.store.policies import PolicyMissing, RevisionConflict
-from limiter.store.policy_sets import OwnedByOthers
+from limiter.store.policies.policies import PolicyMissing, RevisionConflict
+from limiter.store.policies.policy_sets import OwnedByOthers
 
 MODULES = (
     data_routes,

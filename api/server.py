@@ -24,17 +24,17 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from api import logs
 from api.app import create_app
-from api.fastlane import FastLane
-from api.guard import GuardedProtocol
-from api.last_call import last_call, turn_away
-from api.tracing import Tracing, open_tracing
-from limiter.engine import Engine, open_engine
+from api.transport import logs
+from api.transport.fastlane import FastLane
+from api.transport.guard import GuardedProtocol
+from api.transport.last_call import last_call, turn_away
+from api.transport.tracing import Tracing, open_tracing
+from limiter.engine.engine import Engine, open_engine
+from limiter.engine.policy_file import load_policy_file
 from limiter.metrics.processes import bury, shared
-from limiter.policy_file import load_policy_file
 from limiter.settings import Settings, SettingsError
-from limiter.store import launch
+from limiter.store.link import launch
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from api.auth import KeyEntryError, is_loopback, read_keys
-from limiter.model.policy import Criticality, is_name
-from limiter.store.urls import parse
+from api.data.auth import KeyEntryError, is_loopback, read_keys
+from limiter.model.policy.policy import Criticality, is_name
+from limiter.store.link.urls import parse
 
 PREFIX = "HEADGATE_"
 SERVICE_LINK = "HEADGATE_SERVICE_HOST"

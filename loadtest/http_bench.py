@@ -31,8 +31,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from limiter.bench import BATCH, CUSTOMERS, ScriptBench
-from limiter.store.embedded import EmbeddedStore
+from limiter.cli.bench import BATCH, CUSTOMERS, ScriptBench
+from limiter.store.link.embedded import EmbeddedStore
 from loadtest.generator import Load, run
 
 CONNECTIONS = 64
@@ -106,7 +106,7 @@ def serving(variant: Variant, url: str, policies: Path) -> Iterator[tuple[str, i
                    "--log-level", "warning"]  # fmt: skip
         environment = inherited | {"YARDSTICK_REDIS_URL": url}
     else:
-        command = [sys.executable, "-c", "from limiter.cli import main; main()", "api"]
+        command = [sys.executable, "-c", "from limiter.cli.main import main; main()", "api"]
         environment = inherited | variant.environment | {
             "HEADGATE_PORT": str(port), "HEADGATE_REDIS_URL": url, "HEADGATE_POLICIES": str(policies),
         }  # fmt: skip

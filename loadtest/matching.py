@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from timeit import repeat
 
-from limiter.model.matching import Matcher
-from limiter.model.policy import Policy, read_policy
+from limiter.model.policy.matching import Matcher
+from limiter.model.policy.policy import Policy, read_policy
 
 FEW, MANY = 10, 10_000
 DESCRIPTORS = 1_000

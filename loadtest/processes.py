@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from limiter.store import launch
+from limiter.store.link import launch
 
 ROOT = Path(__file__).parent.parent
 ENDS_WITHIN_S = 20.0
@@ -31,7 +31,9 @@ class Process:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
         environment = inherited | {f"HEADGATE_{name.upper()}": str(value) for name, value in settings.items()}
         self.command = command
-        self.running = start(sys.executable, "-c", "from limiter.cli import main; main()", *command, env=environment)
+        self.running = start(
+            sys.executable, "-c", "from limiter.cli.main import main; main()", *command, env=environment
+        )
 
     @cached_property
     def greeting(self) -> str:

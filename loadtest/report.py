@@ -19,7 +19,7 @@ from shutil import which
 import uvloop
 from rich.console import Console
 
-from limiter import bench
+from limiter.cli import bench
 from loadtest import http_bench
 from loadtest.overload.page import with_table
 

@@ -11,7 +11,7 @@ ARGV[2]   origin        expected revision of the whole (-1 = any), action, name 
 ARGV[3]   changes       for each: expected revision (-1 = any, 0 = must not be there), entry, text ('' = delete it)
 ARGV[4]   channel       where to publish the new revision
 RETURNS   one string: done or expired, now_us, status, revision, number of the change that was refused (from 0) and
-          the revision it found, which is also told where nothing had to change; limiter/store/policy_layout.py reads it
+          the revision it found, which is also told where nothing had to change; limiter/store/policies/policy_layout.py reads it
 HOLDS     a repeated call changes nothing; a refusal changes nothing; what is put as it stands is not touched;
           revisions only grow, and each belongs to one call; a delete of nothing is refused; entries that are
           moved to another name leave no trace in the lists ]]

@@ -19,15 +19,15 @@ from fastapi.routing import APIRoute
 from typer.main import get_command
 
 from api.app import MODULES
-from limiter.cli import app
-from limiter.cli_policies import _reasons
+from limiter.cli.main import app
+from limiter.cli.policies import _reasons
 from limiter.metrics.catalogue import ALL
-from limiter.model.expectations import Reason as Missed
-from limiter.model.reasoning import Cycle, Overload, Reasoning, Step
-from limiter.model.shedding import CLASSES
-from limiter.model.steering import Reason
+from limiter.model.control.reasoning import Cycle, Overload, Reasoning, Step
+from limiter.model.control.steering import Reason
+from limiter.model.overload.expectations import Reason as Missed
+from limiter.model.overload.shedding import CLASSES
 from limiter.settings import Settings
-from limiter.store.urls import parse
+from limiter.store.link.urls import parse
 from tests import test_reference
 from tests.chart import test_page
 from tests.support import eventually
@@ -35,7 +35,7 @@ from tests.support.documents import PAGES, ROOT, Block, blocks, name_of, script
 from tests.support.programs import find, need
 from tests.support.servers import free_port, running
 
-HEADGATE = f"""exec {shlex.quote(sys.executable)} -c 'from limiter.cli import main; main()' "$@" """
+HEADGATE = f"""exec {shlex.quote(sys.executable)} -c 'from limiter.cli.main import main; main()' "$@" """
 
 
 @pytest.fixture

@@ -12,19 +12,21 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from api import limits
-from api.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
-from api.json_text import DEPTH_MAX, PARTS_MAX
-from api.policy_routes import SET_BYTES_MAX
-from api.responses import DOCUMENT_BYTES_MAX
+from api.data.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
+from api.data.json_text import DEPTH_MAX, PARTS_MAX
+from api.data.turns import IN_PROGRESS_MAX
+from api.routes.policies.policy_routes import SET_BYTES_MAX
+from api.routes.responses import DOCUMENT_BYTES_MAX
 from api.server import KEEP_ALIVE_S
-from api.turns import IN_PROGRESS_MAX
-from limiter.decider import Decider
-from limiter.model import breaker
-from limiter.model.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
-from limiter.model.operations import LATE_US
-from limiter.model.overload import OVERLOAD_PARTS, Expectations, Overload, ResponseTime, Utilisation
-from limiter.model.policy import (
+from api.transport import limits
+from limiter.engine import breaker
+from limiter.engine.decider import Decider
+from limiter.engine.policy_file import load_policy_file
+from limiter.model.bucket.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
+from limiter.model.bucket.operations import LATE_US
+from limiter.model.bucket.reservation import Signer
+from limiter.model.overload.overload import OVERLOAD_PARTS, Expectations, Overload, ResponseTime, Utilisation
+from limiter.model.policy.policy import (
     DIMENSIONS_MAX,
     Block,
     Criticality,
@@ -36,11 +38,9 @@ from limiter.model.policy import (
     read_namespace,
     read_policy,
 )
-from limiter.model.reservation import Signer
-from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
-from limiter.store.connect import OLDEST, open_link
+from limiter.store.link.connect import OLDEST, open_link
 from limiter.store.scripts import load_source
 from limiter.store.signals import WAITING_MAX
 from tests.support.servers import Server

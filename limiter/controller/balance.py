@@ -1,6 +1,6 @@
 """Shares of the limits that a namespace's partitions divide: they follow demand (B5).
 
-    demand of each partition → limiter.model.shares → lower, wait until that is confirmed → raise
+    demand of each partition → limiter.model.control.shares → lower, wait until that is confirmed → raise
 
 Only who owns every partition of the namespace moves shares: then no write but its own can arrive any more (P7). What it
 finds in the records when it begins is what is held; what it sends without an answer counts as whatever is worse.
@@ -16,9 +16,9 @@ from redis.exceptions import ResponseError
 
 from limiter.controller.cycle import SlotCycle
 from limiter.controller.plan import Plan, Terms
-from limiter.model import shares
-from limiter.model.bucket import Record
-from limiter.model.shares import Held, Write
+from limiter.model.bucket.bucket import Record
+from limiter.model.control import shares
+from limiter.model.control.shares import Held, Write
 from limiter.store.errors import StoreError
 from limiter.store.layout import LeaseLost
 from limiter.store.steering import Steer, SteerStatus

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from limiter.metrics.processes import bury
-from limiter.store import launch
+from limiter.store.link import launch
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ BACKOFF_MAX_S = 5.0
 STEADY_S = 10.0
 GRACE_S = 10.0
 
-COMMAND = [sys.executable, "-c", "from limiter.cli import main; main()", "controller"]
+COMMAND = [sys.executable, "-c", "from limiter.cli.main import main; main()", "controller"]
 
 
 async def keep_running(url: str, metrics_dir: Path) -> None:

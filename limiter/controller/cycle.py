@@ -21,14 +21,14 @@ from msgspec.structs import replace
 
 from limiter.controller.overload import Guard
 from limiter.controller.plan import Plan, Terms
-from limiter.model import memory, sampling, shares
-from limiter.model.bucket import Record
-from limiter.model.cycle import HELD, Moved, State, step
-from limiter.model.memory import REASONS_MAX
-from limiter.model.sampling import Counters
-from limiter.model.shedding import ShedOrder
-from limiter.model.signals import Report
-from limiter.model.steering import Reason
+from limiter.model.bucket.bucket import Record
+from limiter.model.control import memory, sampling, shares
+from limiter.model.control.cycle import HELD, Moved, State, step
+from limiter.model.control.memory import REASONS_MAX
+from limiter.model.control.sampling import Counters
+from limiter.model.control.steering import Reason
+from limiter.model.overload.shedding import ShedOrder
+from limiter.model.overload.signals import Report
 from limiter.store.clock import StoreClock
 from limiter.store.keys import Slot
 from limiter.store.layout import read_record

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from limiter.model import overload_control
-from limiter.model.bucket import Record
-from limiter.model.memory import REASONS_MAX, Memory
-from limiter.model.overload_control import Note, OverloadParams, OverloadState
-from limiter.model.shedding import ShedOrder
-from limiter.model.signals import Report
+from limiter.model.bucket.bucket import Record
+from limiter.model.control.memory import REASONS_MAX, Memory
+from limiter.model.overload import overload_control
+from limiter.model.overload.overload_control import Note, OverloadParams, OverloadState
+from limiter.model.overload.shedding import ShedOrder
+from limiter.model.overload.signals import Report
 
 
 class Guard:

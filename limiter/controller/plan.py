@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from limiter.model.cycle import ControlParams, control_params
-from limiter.model.limit import Limit, bucket_prefix, limit_of
-from limiter.model.overload_control import OverloadParams, overload_params
-from limiter.model.policy import Mechanism, Policy, PolicySet
+from limiter.model.control.cycle import ControlParams, control_params
+from limiter.model.overload.overload_control import OverloadParams, overload_params
+from limiter.model.policy.limit import Limit, bucket_prefix, limit_of
+from limiter.model.policy.policy import Mechanism, Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, limit_at
 

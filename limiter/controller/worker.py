@@ -28,13 +28,13 @@ from limiter.controller.plan import Plan, describe, plan_steps
 from limiter.model.tally import CYCLE_SECONDS, Histogram
 from limiter.store import keys
 from limiter.store.clock import StoreClock
-from limiter.store.connect import Link
 from limiter.store.errors import StoreError
 from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
+from limiter.store.link.connect import Link
 from limiter.store.nodes import NodeRegistry
 from limiter.store.pauses import with_pauses
-from limiter.store.policies import PolicyStore, StoredPolicies
+from limiter.store.policies.policies import PolicyStore, StoredPolicies
 from limiter.store.steering import LEASE_MS, Steering
 
 log = logging.getLogger(__name__)

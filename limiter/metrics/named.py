@@ -13,17 +13,17 @@ from typing import NamedTuple
 from redis.exceptions import ResponseError
 
 from limiter.controller.plan import is_steered
-from limiter.engine import Engine
+from limiter.engine.engine import Engine
+from limiter.engine.planner import Planner
 from limiter.metrics import catalogue
 from limiter.metrics.readings import Labels, Reading, plain
-from limiter.model.bucket import Record, advance, fresh
-from limiter.model.limit import Limit
-from limiter.model.memory import Memory
-from limiter.model.overload_control import unpack_state
-from limiter.model.policy import PolicySet
-from limiter.model.shedding import CLASSES
+from limiter.model.bucket.bucket import Record, advance, fresh
+from limiter.model.control.memory import Memory
+from limiter.model.overload.overload_control import unpack_state
+from limiter.model.overload.shedding import CLASSES
+from limiter.model.policy.limit import Limit
+from limiter.model.policy.policy import PolicySet
 from limiter.model.steps import AT_ONCE, Steps
-from limiter.planner import Planner
 from limiter.store.errors import StoreError
 from limiter.store.inspect import SlotLook, look_at_slot
 from limiter.store.keys import Slot

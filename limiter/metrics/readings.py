@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from limiter.controller.worker import Controller
-from limiter.engine import Engine
+from limiter.engine.engine import Engine
 from limiter.metrics import catalogue
 from limiter.metrics.catalogue import Definition
-from limiter.model.expiry import Expiries
-from limiter.model.policy import PolicySet
+from limiter.model.bucket.expiry import Expiries
+from limiter.model.policy.policy import PolicySet
 from limiter.model.tally import CallTally, DecisionTally, Histogram, SettleTally, Unanswered
 
 Labels = tuple[str, ...]

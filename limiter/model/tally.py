@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Literal, get_args
 
-from limiter.model.contract import Decision, Granted, Reason, Refused, Settled
+from limiter.model.bucket.contract import Decision, Granted, Reason, Refused, Settled
 
 Undecided = Literal["store_unavailable", "record_damaged"]
 Unanswered = Literal["deadline", "busy", "breaker", "out_of_memory"]

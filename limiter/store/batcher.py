@@ -19,16 +19,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from redis.exceptions import AskError, NoScriptError, ResponseError
 
-from limiter.model.bucket import Params
+from limiter.model.bucket.bucket import Params
 from limiter.model.tally import CallTally
 from limiter.store.clock import StoreClock
-from limiter.store.connect import Link
-from limiter.store.deadline import Deadline
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
-from limiter.store.node import pack
+from limiter.store.link.connect import Link
+from limiter.store.link.deadline import Deadline
+from limiter.store.link.node import pack
 from limiter.store.scripts import Row, Script
 from limiter.store.told import Done, Told
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from limiter.model.operations import Acquire, AcquireAnswer, AcquireStatus, Settle, SettleAnswer
+from limiter.model.bucket.operations import Acquire, AcquireAnswer, AcquireStatus, Settle, SettleAnswer
 from limiter.model.tally import CallTally
 from limiter.store.batcher import Batcher, Waiting
 from limiter.store.clock import StoreClock
-from limiter.store.connect import Link
 from limiter.store.keys import Slot
+from limiter.store.link.connect import Link
 from limiter.store.scripts import AcquireScript, SettleScript
 from limiter.store.told import Done
 

@@ -6,14 +6,14 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from limiter.model.bucket import Record
-from limiter.model.limit import policy_of
-from limiter.model.memory import Memory, unpack
-from limiter.model.stewardship import Lease
+from limiter.model.bucket.bucket import Record
+from limiter.model.control.memory import Memory, unpack
+from limiter.model.control.stewardship import Lease
+from limiter.model.policy.limit import policy_of
 from limiter.store import keys
-from limiter.store.connect import Link
 from limiter.store.keys import Slot
 from limiter.store.layout import read_record, unpack_token
+from limiter.store.link.connect import Link
 
 SCAN_COUNT = 512
 """Keys that the store looks at in one step."""

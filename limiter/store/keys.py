@@ -26,7 +26,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote
 
-from limiter.model.limit import QUOTA_MARK, Limit
+from limiter.model.policy.limit import QUOTA_MARK, Limit
 
 SECRET = b"hg:secret"
 PROBE = b"hg:{probe}"

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from struct import error as struct_error
 
-from limiter.model.block import Block
-from limiter.model.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, Flags, Params, Record
-from limiter.model.ledger import Tombstone
-from limiter.model.operations import (
+from limiter.model.bucket.block import Block
+from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, Flags, Params, Record
+from limiter.model.bucket.ledger import Tombstone
+from limiter.model.bucket.operations import (
     Acquire,
     AcquireAnswer,
     AcquireStatus,
@@ -25,9 +25,9 @@ from limiter.model.operations import (
     SettleStatus,
     Verdict,
 )
-from limiter.model.shedding import CLASSES, Shedding, ShedOrder, is_sound
-from limiter.model.signals import Report
-from limiter.model.stewardship import Lease, Steer, SteerStatus
+from limiter.model.control.stewardship import Lease, Steer, SteerStatus
+from limiter.model.overload.shedding import CLASSES, Shedding, ShedOrder, is_sound
+from limiter.model.overload.signals import Report
 
 VERSION = 1
 PACKED_MAX = 4096

@@ -14,9 +14,9 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from limiter.store.clock import StoreClock
-from limiter.store.connect import Link
 from limiter.store.errors import StoreError
 from limiter.store.keys import NODES
+from limiter.store.link.connect import Link
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from struct import Struct
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from limiter.model.bucket import Params
-from limiter.model.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
-from limiter.model.policy_log import Applied, Call
-from limiter.model.stewardship import Lease, Steer, SteerStatus
+from limiter.model.bucket.bucket import Params
+from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
+from limiter.model.control.stewardship import Lease, Steer, SteerStatus
+from limiter.model.policy.policy_log import Applied, Call
 from limiter.store import keys
 from limiter.store.layout import (
     Terms,
@@ -26,7 +26,7 @@ from limiter.store.layout import (
     unpack_settles,
     unpack_steers,
 )
-from limiter.store.policy_layout import pack_changes, pack_head, pack_origin, unpack_applied
+from limiter.store.policies.policy_layout import pack_changes, pack_head, pack_origin, unpack_applied
 
 _INCLUDE = re.compile(r"^-- #include (lib/\w+\.lua)$", re.MULTILINE)
 _CONSTANTS = re.compile(r"^local ([A-Z_]+(?:, [A-Z_]+)*) = (-?\d+(?:, -?\d+)*)(?: *--.*)?$", re.MULTILINE)

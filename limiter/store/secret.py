@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from secrets import token_bytes
 
-from limiter.store.connect import Link
 from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import SECRET
+from limiter.store.link.connect import Link
 
 SECRET_SIZE = 32
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from redis.exceptions import NoScriptError
 
-from limiter.store.connect import Link
 from limiter.store.keys import Slot
+from limiter.store.link.connect import Link
 from limiter.store.scripts import SignalScript
 
 TIMEOUT_S = 1.0

@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError
 
-from limiter.model.bucket import Record
-from limiter.model.signals import Report
-from limiter.model.stewardship import Lease, Steer, SteerStatus
+from limiter.model.bucket.bucket import Record
+from limiter.model.control.stewardship import Lease, Steer, SteerStatus
+from limiter.model.overload.signals import Report
 from limiter.store import keys
-from limiter.store.connect import Link
 from limiter.store.keys import Slot
 from limiter.store.layout import STEERED_MAX, LeaseLost, read_record, unpack_reports
+from limiter.store.link.connect import Link
 from limiter.store.scripts import LeaseScript, Sampled, SampleScript, SteerScript
 
 __all__ = ["Lease", "LeaseLost", "Sampled", "Steer", "SteerStatus", "Steering"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from limiter.model.bucket import histogram_step
-from limiter.model.histogram import EMPTY, percentile
+from limiter.model.bucket.bucket import histogram_step
+from limiter.model.overload.histogram import EMPTY, percentile
 from loadtest.locust.attempts import Attempt
 
 

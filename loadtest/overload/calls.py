@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from limiter.model.criticality import Criticality
+from limiter.model.policy.criticality import Criticality
 from loadtest.overload.http import Http, HttpFailure
 
 Outcome = Literal["served", "refused", "failed"]

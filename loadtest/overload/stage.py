@@ -58,7 +58,7 @@ def stage(policies: Sequence[dict[str, Any]], terms: BackendTerms) -> Iterator[S
         backend = stack.enter_context(_running([sys.executable, "-m", "loadtest.overload.backend", *terms.arguments]))
         headgate = stack.enter_context(
             _running(
-                [sys.executable, "-c", "from limiter.cli import main; main()", "up", "--policies", str(file)],
+                [sys.executable, "-c", "from limiter.cli.main import main; main()", "up", "--policies", str(file)],
                 HEADGATE_PORT="0", HEADGATE_DATA_DIR=str(directory), HEADGATE_DEADLINE_MS=DEADLINE_MS,
             )
         )  # fmt: skip

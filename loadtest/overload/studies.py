@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from limiter.model.criticality import Criticality
+from limiter.model.policy.criticality import Criticality
 from loadtest.overload.calls import Ask, Call
 from loadtest.overload.stage import BackendTerms
 from loadtest.overload.study import (

@@ -15,8 +15,8 @@ from secrets import token_hex
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from limiter.planner import Planner
-from limiter.policy_file import load_policy_file
+from limiter.engine.planner import Planner
+from limiter.engine.policy_file import load_policy_file
 from loadtest.locust.caller import SERVICE
 from loadtest.processes import Process, await_ready, is_ready
 from loadtest.proof.analysis import Death

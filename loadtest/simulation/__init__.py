@@ -1,8 +1,8 @@
 """The controller against workloads, in virtual time: the same bucket and the same steps as in production.
 
-    arrivals ──► limiter.model.ledger ──► work done, settled after a while
+    arrivals ──► limiter.model.bucket.ledger ──► work done, settled after a while
                       ▲      │
-                      └──────┴── every 100 ms: limiter.model.cycle
+                      └──────┴── every 100 ms: limiter.model.control.cycle
 
 Nothing sleeps and nothing is drawn but from the seed: a run is the same every time.
 

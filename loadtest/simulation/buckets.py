@@ -1,18 +1,18 @@
 """A tenant's bucket under a mechanism, as nodes and the controller see it: the model of the scripts, and nothing else.
 
-acquire, settle    limiter.model.ledger
-steer              limiter.model.stewardship
+acquire, settle    limiter.model.bucket.ledger
+steer              limiter.model.control.stewardship
 """
 
 from __future__ import annotations
 
-from limiter.model.bucket import Record
-from limiter.model.cycle import ControlParams, Moved, control_params
-from limiter.model.ledger import Ledger
-from limiter.model.limit import Limit
-from limiter.model.operations import Acquire, BucketAnswer, Charge, Settle, Want
-from limiter.model.policy import Criticality, Mechanism, Policy, read_policy
-from limiter.model.stewardship import Steer, steer_bucket
+from limiter.model.bucket.bucket import Record
+from limiter.model.bucket.ledger import Ledger
+from limiter.model.bucket.operations import Acquire, BucketAnswer, Charge, Settle, Want
+from limiter.model.control.cycle import ControlParams, Moved, control_params
+from limiter.model.control.stewardship import Steer, steer_bucket
+from limiter.model.policy.limit import Limit
+from limiter.model.policy.policy import Criticality, Mechanism, Policy, read_policy
 
 TTL_US = 60_000_000
 

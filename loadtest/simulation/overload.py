@@ -16,10 +16,10 @@ from itertools import pairwise
 from random import Random
 from typing import Protocol
 
-from limiter.model import expectations, utilisation
-from limiter.model.criticality import RANKS, Criticality
-from limiter.model.expectations import ExpectationParams, ExpectationSample, ExpectationState
-from limiter.model.utilisation import UtilisationParams, UtilisationSample, UtilisationState
+from limiter.model.overload import expectations, utilisation
+from limiter.model.overload.expectations import ExpectationParams, ExpectationSample, ExpectationState
+from limiter.model.overload.utilisation import UtilisationParams, UtilisationSample, UtilisationState
+from limiter.model.policy.criticality import RANKS, Criticality
 
 SLICE_S = 0.1
 TOLD = 20
@@ -68,7 +68,7 @@ class Throttle(Protocol):
 
 
 class ByExpectations:
-    """The controller of `limiter.model.expectations`."""
+    """The controller of `limiter.model.overload.expectations`."""
 
     def __init__(self, params: ExpectationParams) -> None:
         self.params = params
@@ -101,7 +101,7 @@ class OnOff(ByExpectations):
 
 
 class ByUtilisation:
-    """The controller of `limiter.model.utilisation`, told once a second."""
+    """The controller of `limiter.model.overload.utilisation`, told once a second."""
 
     def __init__(self, params: UtilisationParams, report_s: float = 1.0) -> None:
         self.params = params

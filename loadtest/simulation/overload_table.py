@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from limiter.model.criticality import Criticality
-from limiter.model.expectations import ExpectationParams, Mode
+from limiter.model.overload.expectations import ExpectationParams, Mode
+from limiter.model.policy.criticality import Criticality
 from loadtest.overload.page import OVERVIEW, with_table
 from loadtest.overload.study import Table
 from loadtest.simulation.overload import ByExpectations, Offered, OnOff, Outcome, Simulation, Throttle

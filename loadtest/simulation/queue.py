@@ -2,7 +2,7 @@
 
     users    so many think for 2 s on average, ask, wait for the answer or are refused, and think again
     worker   takes a request for 20 ms, in order: it can do 50 a second
-    control  `limiter.model.response_time`, told every 0.1 s, by the tokens of `limiter.model.shedding`
+    control  `limiter.model.overload.response_time`, told every 0.1 s, by the tokens of its neighbour `shedding`
 
 The experiments of `loadtest.overload` do the same with real processes, in minutes; this takes a second.
 """
@@ -16,11 +16,11 @@ from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple
 
-from limiter.model import response_time, shedding
-from limiter.model.bucket import HISTOGRAM_STEPS, histogram_step
-from limiter.model.criticality import Criticality
-from limiter.model.response_time import ClassSample, ResponseTimeParams, ResponseTimeSample, ResponseTimeState
-from limiter.model.shedding import CLASS_NUMBERS, CLASSES, Shedding, ShedOrder
+from limiter.model.bucket.bucket import HISTOGRAM_STEPS, histogram_step
+from limiter.model.overload import response_time, shedding
+from limiter.model.overload.response_time import ClassSample, ResponseTimeParams, ResponseTimeSample, ResponseTimeState
+from limiter.model.overload.shedding import CLASS_NUMBERS, CLASSES, Shedding, ShedOrder
+from limiter.model.policy.criticality import Criticality
 from loadtest.overload.users import percentile
 
 TICK_S = 0.01

@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Literal, NamedTuple
 
-from limiter.model.cycle import State, step
-from limiter.model.policy import Mechanism
+from limiter.model.control.cycle import State, step
+from limiter.model.policy.policy import Mechanism
 from loadtest.simulation.buckets import Bucket
 from loadtest.simulation.workloads import COMMITTED, Workload
 

@@ -2,7 +2,7 @@
 Layout: version byte, flags byte, 19 little-endian float64 fields, then a latency histogram where the policy needs
 one (with overload control one for each class), then the share of a bucket whose limit is divided over partitions,
 then until when an auto bucket may count requests, then what overload control goes by, then the refusals of a key that
-may be blocked. Everything stays float64: nothing passes through text, so the model in limiter/model/bucket.py,
+may be blocked. Everything stays float64: nothing passes through text, so the model in limiter/model/bucket/bucket.py,
 shedding.py and block.py, doing the same operations in the same order, agrees to the bit.
 limiter/store/layout.py packs the same bytes. ]]
 

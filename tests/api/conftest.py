@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.live import LANES, POLICIES, Lane, LiveApi, live
+from tests.support.live import LANES, POLICIES, Lane, LiveApi, live
 from tests.support.servers import Server, running
 
 _numbers = count(1)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from api.auth import KeyEntryError
+from api.data.auth import KeyEntryError
 from limiter.settings import Settings, SettingsError
 
 
@@ -106,7 +106,7 @@ def test_the_fast_lane_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def headgate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from limiter.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from limiter.cli.main import main; main()", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **variables}
     )

@@ -4,7 +4,7 @@ import uvloop
 
 from loadtest.generator import Load, _Generator
 from loadtest.http_bench import Line, judge, render, render_markdown, variants
-from tests.api.live import Lane, LiveApi
+from tests.support.live import Lane, LiveApi
 
 
 def test_the_generator_gets_answers(both: dict[Lane, LiveApi]) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.auth import new_key
+from api.data.auth import new_key
 from limiter.store import keys
-from tests.api.live import LANES, Lane, LiveApi, ask, live
-from tests.metrics.scraping import scrape
+from tests.cli.test_cli import headgate
 from tests.support import eventually
+from tests.support.live import LANES, Lane, LiveApi, ask, live
+from tests.support.scraping import scrape
 from tests.support.servers import Server, running
-from tests.test_cli import headgate
 
 POLICIES = "policies: [{name: filed, match: {service: slow}, per: [customer], rate: 1/d, capacity: 10, max_debt: 100}]"
 MADE = {"name": "made", "namespace": "tenant1", "match": {}, "rate": 5}

@@ -87,7 +87,7 @@ def test_every_file_that_is_copied_exists_and_nothing_else_is_needed() -> None:
 
 def test_nothing_in_it_needs_a_shell() -> None:
     assert all(it.text.startswith("[") for it in instructions() if it.name in ("RUN", "ENTRYPOINT", "CMD"))
-    assert healthcheck() == ["python", "-m", "limiter.liveness"]
+    assert healthcheck() == ["python", "-m", "limiter.cli.liveness"]
 
 
 def test_it_runs_the_api_unless_told_otherwise() -> None:

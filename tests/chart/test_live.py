@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 from typer.testing import CliRunner
 
-from limiter.cli import app
+from limiter.cli.main import app
 from tests.chart.dockerfile import healthcheck
 from tests.chart.rendering import CHART, Manifest, environment_of, find, needs_helm, render
 from tests.support import eventually
@@ -20,7 +20,7 @@ from tests.support.servers import HOST, Server, free_port
 
 pytestmark = needs_helm
 
-HEADGATE = [sys.executable, "-c", "from limiter.cli import main; main()"]
+HEADGATE = [sys.executable, "-c", "from limiter.cli.main import main; main()"]
 SMOKE = [sys.executable, "-I", str(CHART / "files" / "smoke.py")]
 
 

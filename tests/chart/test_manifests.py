@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from api.server import GRACE_S
-from limiter.store.urls import parse
+from limiter.store.link.urls import parse
 from tests.chart.rendering import (
     CHART,
     GOOD,

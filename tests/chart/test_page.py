@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from limiter.store.urls import parse
+from limiter.store.link.urls import parse
 from tests.chart.rendering import HELM, MINIMAL, ROOT, needs_helm, render
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 STANDINS = {
-    "headgate": f"""exec {sys.executable} -c 'from limiter.cli import main; main()' "$@" """,
+    "headgate": f"""exec {sys.executable} -c 'from limiter.cli.main import main; main()' "$@" """,
     "helm": f"""case "$1" in
       install|upgrade) shift; exec {HELM} template "${{@/--install/--include-crds}}" ;;
       *) echo "$0 $*" >>"$NOTED" ;;

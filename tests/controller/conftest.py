@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from limiter.model.bucket import Record
-from limiter.model.memory import Memory, unpack
-from limiter.model.policy import PolicySet, read_policy_set
-from limiter.model.shedding import Shedding
+from limiter.model.bucket.bucket import Record
+from limiter.model.control.memory import Memory, unpack
+from limiter.model.overload.shedding import Shedding
+from limiter.model.policy.policy import PolicySet, read_policy_set
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.layout import unpack_record

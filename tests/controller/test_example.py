@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from limiter.policy_file import load_policy_file
+from limiter.engine.policy_file import load_policy_file
 from tests.controller.conftest import Look
 from tests.support.nodes import until
 from tests.support.servers import Server

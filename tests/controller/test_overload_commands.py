@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from limiter.controller.plan import make_plans
-from limiter.model.overload_control import OverloadParams
-from limiter.policy_file import load_policy_file
+from limiter.engine.policy_file import load_policy_file
+from limiter.model.overload.overload_control import OverloadParams
 from loadtest.overload.page import with_table
 from loadtest.overload.studies import STUDIES
 from loadtest.overload.study import Study, Table

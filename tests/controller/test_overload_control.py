@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from limiter.model.criticality import Criticality
-from limiter.model.overload_control import unpack_state
-from limiter.model.policy import PolicySet, dump
+from limiter.model.overload.overload_control import unpack_state
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.policy import PolicySet, dump
 from limiter.store import keys
-from limiter.store.connect import open_link
 from limiter.store.keys import Slot
-from limiter.store.policies import PolicyStore
+from limiter.store.link.connect import open_link
+from limiter.store.policies.policies import PolicyStore
 from limiter.store.signals import Signals
-from tests.api.live import live
+from tests.cli.test_cli_policies import headgate, lines_of
 from tests.controller.conftest import Look, capped, policies
-from tests.metrics.scraping import scrape
+from tests.support.live import live
 from tests.support.nodes import Watched, until
+from tests.support.scraping import scrape
 from tests.support.servers import Server
 from tests.support.traffic import steering, traffic
-from tests.test_cli_policies import headgate, lines_of
 
 ALL = {"service": "orders"}
 SHEDDABLE = Criticality.SHEDDABLE

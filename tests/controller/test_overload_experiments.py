@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from limiter.model.contract import AcquireRequest, SettleRequest
-from limiter.model.criticality import Criticality
+from limiter.model.bucket.contract import AcquireRequest, SettleRequest
+from limiter.model.policy.criticality import Criticality
 from loadtest.overload.backend import Pool, application, listen, server
 from loadtest.overload.calls import Ask, Call
 from loadtest.overload.http import Http

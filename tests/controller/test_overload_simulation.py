@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from limiter.model.utilisation import UtilisationParams
+from limiter.model.overload.utilisation import UtilisationParams
 from loadtest.overload.page import OVERVIEW, with_table
 from loadtest.simulation.overload import ByUtilisation, Offered, Throttle
 from loadtest.simulation.overload_table import (

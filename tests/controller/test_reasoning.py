@@ -5,14 +5,14 @@ from pathlib import Path
 
 import httpx
 
-from limiter.model.reasoning import reasoning
+from limiter.model.control.reasoning import reasoning
 from limiter.store.keys import Slot
-from tests.api.live import live
+from tests.cli.test_cli_policies import headgate, lines_of
 from tests.controller.conftest import Look, capped, policies
+from tests.support.live import live
 from tests.support.nodes import until
 from tests.support.servers import Server
 from tests.support.traffic import steering, traffic
-from tests.test_cli_policies import headgate, lines_of
 
 CUSTOMER = {"customer": "c1"}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from limiter.model.criticality import RANKS, Criticality
-from limiter.model.overload import ResponseTime
-from limiter.model.response_time import ResponseTimeParams
+from limiter.model.overload.overload import ResponseTime
+from limiter.model.overload.response_time import ResponseTimeParams
+from limiter.model.policy.criticality import RANKS, Criticality
 from loadtest.overload.studies import PACE, TARGET_S
 from loadtest.simulation.queue import SERVICE_S, Second, Simulation, p90_s, refused_share
 

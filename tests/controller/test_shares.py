@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from limiter.model.bucket import share_of
-from limiter.model.policy import PolicySet
-from limiter.planner import Planner
+from limiter.engine.planner import Planner
+from limiter.model.bucket.bucket import share_of
+from limiter.model.policy.policy import PolicySet
 from limiter.store import keys
-from limiter.store.connect import open_link
 from limiter.store.keys import Slot
-from limiter.store.policies import PolicyStore
+from limiter.store.link.connect import open_link
+from limiter.store.policies.policies import PolicyStore
 from tests.controller.conftest import Look, policies
 from tests.support.nodes import until
 from tests.support.servers import Cluster, Server

@@ -15,18 +15,18 @@ from limiter.controller.cycle import SlotCycle
 from limiter.controller.ownership import preferred
 from limiter.controller.plan import Plan, make_plans
 from limiter.store import keys
-from limiter.store.connect import Link, open_link
 from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
-from limiter.store.policies import PolicyStore
+from limiter.store.link.connect import Link, open_link
+from limiter.store.policies.policies import PolicyStore
 from limiter.store.steering import Steering
+from tests.cli.test_cli import HEADGATE, environment, headgate_up
 from tests.controller.conftest import Look, capped, policies
 from tests.support import eventually
 from tests.support.nodes import Watched, until
 from tests.support.servers import Server
 from tests.support.stores import STEER
 from tests.support.traffic import steering, traffic
-from tests.test_cli import HEADGATE, environment, headgate_up
 
 ALL = {"service": "orders"}
 LEASE_MS = 2000

@@ -3,9 +3,9 @@
 from random import Random
 
 from limiter.store import keys
-from limiter.store.connect import open_link
 from limiter.store.keys import Slot
-from limiter.store.policies import PolicyStore
+from limiter.store.link.connect import open_link
+from limiter.store.policies.policies import PolicyStore
 from tests.controller.conftest import Look, capped, policies
 from tests.support.nodes import Watched, until
 from tests.support.servers import Server

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from limiter.decider import Decider
-from limiter.errors import (
+from limiter.engine.decider import Decider
+from limiter.engine.errors import (
     IdempotencyConflict,
     NotDecided,
     SettledOtherwise,
@@ -16,13 +16,13 @@ from limiter.errors import (
     Uncovered,
     UnknownReservation,
 )
-from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
-from limiter.model.policy import Criticality, read_policy_set
-from limiter.model.reservation import Signer
+from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.policy import Criticality, read_policy_set
 from limiter.store import keys
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
 from limiter.store.keys import Slot
+from limiter.store.link.connect import open_link
 from tests.support.nodes import until
 from tests.support.servers import Server
 

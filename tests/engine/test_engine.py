@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from limiter.engine import Engine, open_engine
-from limiter.errors import UnknownReservation
-from limiter.model.contract import AcquireRequest, Decision, Granted, SettleRequest
-from limiter.model.policy import PolicyError, PolicySet, read_policy
+from limiter.engine.engine import Engine, open_engine
+from limiter.engine.errors import UnknownReservation
+from limiter.engine.planner import Planner
+from limiter.engine.policy_file import load_policy_file
+from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, SettleRequest
+from limiter.model.policy.policy import PolicyError, PolicySet, read_policy
 from limiter.model.steps import Steps
-from limiter.planner import Planner
-from limiter.policy_file import load_policy_file
 from limiter.settings import Settings
 from limiter.store import keys
 from tests.support.nodes import until

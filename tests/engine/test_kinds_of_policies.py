@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from limiter.controller.plan import make_plans
-from limiter.decider import Decider
-from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
-from limiter.model.policy import Criticality, read_policy_set
-from limiter.model.reservation import Signer
-from limiter.planner import Planner, want
+from limiter.engine.decider import Decider
+from limiter.engine.planner import Planner, want
+from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.policy import Criticality, read_policy_set
 from limiter.store import keys
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
 from limiter.store.inspect import PageQuery, list_buckets
 from limiter.store.keys import Slot
+from limiter.store.link.connect import open_link
 from tests.support.servers import Server
 
 CRITICAL = Criticality.CRITICAL

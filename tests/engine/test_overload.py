@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from limiter.decider import Decider
-from limiter.model.breaker import FAILURES_MAX
-from limiter.model.bucket import Record
-from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
-from limiter.model.policy import Criticality, read_policy_set
-from limiter.model.reservation import Signer
-from limiter.model.shedding import CLASS_NUMBERS, Shedding, ShedOrder
-from limiter.model.stewardship import Steer, SteerStatus
+from limiter.engine.breaker import FAILURES_MAX
+from limiter.engine.decider import Decider
+from limiter.model.bucket.bucket import Record
+from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
+from limiter.model.bucket.reservation import Signer
+from limiter.model.control.stewardship import Steer, SteerStatus
+from limiter.model.overload.shedding import CLASS_NUMBERS, Shedding, ShedOrder
+from limiter.model.policy.policy import Criticality, read_policy_set
 from limiter.store import keys
 from limiter.store.buckets import Buckets
-from limiter.store.connect import Link, open_link
 from limiter.store.keys import Slot
+from limiter.store.link.connect import Link, open_link
 from limiter.store.steering import Steering
 from tests.support.nodes import Watched
 from tests.support.servers import Server

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from limiter import planner as planner_module
 from limiter.controller import plan as plan_module
 from limiter.controller.plan import make_plans, plan_steps
-from limiter.decider import Decider
-from limiter.model.limit import Limit
-from limiter.model.matching import Matcher
-from limiter.model.policy import Namespace, Policy, PolicySet, read_policy
-from limiter.model.reservation import Signer
+from limiter.engine import planner as planner_module
+from limiter.engine.decider import Decider
+from limiter.engine.planner import Planner
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.limit import Limit
+from limiter.model.policy.matching import Matcher
+from limiter.model.policy.policy import Namespace, Policy, PolicySet, read_policy
 from limiter.model.steps import AT_ONCE, Steps
-from limiter.planner import Planner
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
+from limiter.store.link.connect import open_link
 
 MANY = 2_000
 STEP_LIMITS_MAX = AT_ONCE

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from limiter.decider import Decider
-from limiter.errors import NotDecided
-from limiter.model.block import BlockTerms
-from limiter.model.bucket import Flags, Params, fresh
-from limiter.model.contract import AcquireRequest, Granted
-from limiter.model.operations import Acquire, AcquireStatus, Idempotency, Lot, SettleStatus, Want
-from limiter.model.policy import read_policy_set
-from limiter.model.reservation import Signer
+from limiter.engine.decider import Decider
+from limiter.engine.errors import NotDecided
+from limiter.model.bucket.block import BlockTerms
+from limiter.model.bucket.bucket import Flags, Params, fresh
+from limiter.model.bucket.contract import AcquireRequest, Granted
+from limiter.model.bucket.operations import Acquire, AcquireStatus, Idempotency, Lot, SettleStatus, Want
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.policy import read_policy_set
 from limiter.store import keys, layout
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
 from limiter.store.keys import Slot
+from limiter.store.link.connect import open_link
 from tests.support.operations import START_US, done, quota_terms, reserved, work_terms
 from tests.support.servers import Server
 from tests.support.stores import ScriptStore

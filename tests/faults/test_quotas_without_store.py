@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from limiter import remainders
-from limiter.decider import Decider
-from limiter.engine import Engine, open_engine
-from limiter.errors import NotDecided
-from limiter.model.contract import AcquireRequest, Granted, Refused, SettleRequest
-from limiter.model.policy import read_policy_set
-from limiter.model.reservation import Signer
+from limiter.engine import remainders
+from limiter.engine.decider import Decider
+from limiter.engine.engine import Engine, open_engine
+from limiter.engine.errors import NotDecided
+from limiter.model.bucket.contract import AcquireRequest, Granted, Refused, SettleRequest
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.policy import read_policy_set
 from limiter.settings import Settings
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
+from limiter.store.link.connect import open_link
 from tests.support.fleet import Process
 from tests.support.nodes import until
 from tests.support.servers import Server, free_port, running

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from limiter.model.operations import (
+from limiter.model.bucket.operations import (
     LATE_US,
     Acquire,
     AcquireAnswer,
@@ -19,11 +19,11 @@ from limiter.model.operations import (
     SettleStatus,
     Want,
 )
-from limiter.model.reservation import Reservation, Signer
+from limiter.model.bucket.reservation import Reservation, Signer
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
 from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import Slot
+from limiter.store.link.connect import open_link
 from tests.support.nodes import PATIENT_S, Watched, node, until
 from tests.support.operations import (
     BUCKET,
@@ -132,7 +132,7 @@ def test_r5_after_the_grace_a_reservation_is_gone(store: ScriptStore) -> None:
 
 
 def test_r6_what_is_not_our_token_names_no_reservation() -> None:
-    """One answer for all of them, and no bucket or tombstone to write to. Every bit: tests/unit/test_reservation.py."""
+    """One answer for all of them, and no bucket or tombstone to write to. Every bit: tests/model/bucket."""
     ours = Signer(b"ours")
     charges = (Charge(BUCKET, 2.0),)
     reservation = Reservation(

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from limiter.model.bucket import Flags, Params, fresh
-from limiter.model.operations import Acquire, AcquireStatus, Charge, Idempotency, Settle, SettleStatus
-from limiter.model.shedding import Shedding
+from limiter.model.bucket.bucket import Flags, Params, fresh
+from limiter.model.bucket.operations import Acquire, AcquireStatus, Charge, Idempotency, Settle, SettleStatus
+from limiter.model.overload.shedding import Shedding
 from limiter.store import keys, layout
 from limiter.store.batcher import CALL_LIFETIME_US
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
 from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired
+from limiter.store.link.connect import open_link
 from tests.support.nodes import PATIENT_S, Watched, node, until
 from tests.support.operations import (
     BUCKET,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from limiter.decider import Decider
-from limiter.errors import NotDecided
-from limiter.model.breaker import FAILURES_MAX
-from limiter.model.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
-from limiter.model.policy import read_policy_set
-from limiter.model.reservation import Signer
+from limiter.engine.breaker import FAILURES_MAX
+from limiter.engine.decider import Decider
+from limiter.engine.errors import NotDecided
+from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.policy import read_policy_set
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
 from limiter.store.errors import StoreUnavailable
+from limiter.store.link.connect import open_link
 from tests.support.nodes import until
 from tests.support.servers import Server
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limiter.model.bucket import STEP_BACK_MAX_US, TTL_MAX_MS
-from limiter.model.ledger import Ledger
-from limiter.model.operations import Acquire, AcquireAnswer
-from limiter.model.period import Period, window_us
+from limiter.model.bucket.bucket import STEP_BACK_MAX_US, TTL_MAX_MS
+from limiter.model.bucket.ledger import Ledger
+from limiter.model.bucket.operations import Acquire, AcquireAnswer
+from limiter.model.policy.period import Period, window_us
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.clock import GUESS_MIN_US

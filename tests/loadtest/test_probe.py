@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from limiter.policy_file import load_policy_file
+from limiter.engine.policy_file import load_policy_file
 from loadtest import probe
 from loadtest.probe import Asker, Probed, Times
 from tests.support import eventually

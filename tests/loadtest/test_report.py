@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from limiter.bench import Row
+from limiter.cli.bench import Row
 from loadtest.generator import Load
 from loadtest.http_bench import variants
 from loadtest.report import PERFORMANCE, README, ROOT, Figures, write

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.test_shutdown import headgate
-from tests.metrics.scraping import POLICIES, Scrape, scrape
+from tests.api.transport.test_shutdown import headgate
 from tests.support import eventually
+from tests.support.scraping import POLICIES, Scrape, scrape
 from tests.support.servers import free_port
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from limiter.metrics.catalogue import ALL
-from tests.metrics.scraping import Scrape
+from tests.support.scraping import Scrape
 
 # Prometheus adds these to whatever it scrapes.
 TARGET_LABELS = {"job", "instance"}

@@ -14,9 +14,9 @@ from limiter.metrics.exposition import encode, families
 from limiter.metrics.processes import Shelf, bury, merged
 from limiter.metrics.readings import Reading, plain
 from limiter.model.tally import Histogram
-from tests.api.test_shutdown import _children, headgate
-from tests.metrics.scraping import Scrape, scrape
+from tests.api.transport.test_shutdown import _children, headgate
 from tests.support import eventually
+from tests.support.scraping import Scrape, scrape
 from tests.support.servers import Server, free_port
 
 

@@ -14,20 +14,20 @@ from typing import Any
 import httpx
 import pytest
 
-from api.auth import new_key
-from limiter.engine import open_engine
+from api.data.auth import new_key
+from limiter.engine.engine import open_engine
 from limiter.metrics import catalogue, named
-from limiter.model.bucket import fresh
-from limiter.model.limit import Limit
-from limiter.model.policy import Namespace, read_policy
+from limiter.model.bucket.bucket import fresh
+from limiter.model.policy.limit import Limit
+from limiter.model.policy.policy import Namespace, read_policy
 from limiter.settings import Settings
 from limiter.store import inspect
 from limiter.store.inspect import SlotLook
-from tests.api.live import LiveApi, Wire, ask, live
-from tests.api.test_shutdown import HEADGATE
-from tests.metrics.scraping import POLICIES, scrape
+from tests.api.transport.test_shutdown import HEADGATE
 from tests.support import eventually
+from tests.support.live import LiveApi, Wire, ask, live
 from tests.support.nodes import until
+from tests.support.scraping import POLICIES, scrape
 from tests.support.servers import Server, free_port, running
 
 

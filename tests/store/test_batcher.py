@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from limiter.model.operations import Acquire, AcquireAnswer, Charge, Idempotency, Settle
+from limiter.model.bucket.operations import Acquire, AcquireAnswer, Charge, Idempotency, Settle
 from limiter.store import batcher
 from limiter.store.buckets import Buckets
-from limiter.store.connect import open_link
 from limiter.store.errors import StoreBusy, StoreRefused, StoreUnavailable
 from limiter.store.keys import Slot
+from limiter.store.link.connect import open_link
 from tests.support.nodes import PATIENT_S, Watched, node, until
 from tests.support.operations import BUCKET, NO_REFILL, ask, record_of, work_terms
 from tests.support.proxy import Proxy

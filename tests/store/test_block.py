@@ -1,10 +1,10 @@
 """A key that was refused too often is denied for a time (W17)."""
 
-from limiter.model.block import BlockTerms
-from limiter.model.bucket import Flags
-from limiter.model.operations import Acquire, AcquireAnswer, Lot, Verdict, Want
-from limiter.model.shedding import ShedOrder
-from limiter.model.stewardship import Steer
+from limiter.model.bucket.block import BlockTerms
+from limiter.model.bucket.bucket import Flags
+from limiter.model.bucket.operations import Acquire, AcquireAnswer, Lot, Verdict, Want
+from limiter.model.control.stewardship import Steer
+from limiter.model.overload.shedding import ShedOrder
 from tests.support.operations import (
     BUCKET,
     HOUR_US,

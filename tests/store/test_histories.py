@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from limiter.model.block import BlockTerms
-from limiter.model.bucket import KIND, Flags, Params, ttl_ms
-from limiter.model.ledger import Ledger
-from limiter.model.operations import (
+from limiter.model.bucket.block import BlockTerms
+from limiter.model.bucket.bucket import KIND, Flags, Params, ttl_ms
+from limiter.model.bucket.ledger import Ledger
+from limiter.model.bucket.operations import (
     COVERED,
     LATE_US,
     LEARNED,
@@ -35,10 +35,10 @@ from limiter.model.operations import (
     Verdict,
     Want,
 )
-from limiter.model.period import Period, window_us
-from limiter.model.shedding import CLASSES, ShedOrder
-from limiter.model.signals import Report, add
-from limiter.model.stewardship import Lease, Steer
+from limiter.model.control.stewardship import Lease, Steer
+from limiter.model.overload.shedding import CLASSES, ShedOrder
+from limiter.model.overload.signals import Report, add
+from limiter.model.policy.period import Period, window_us
 from limiter.store import keys, layout
 from limiter.store.keys import Slot
 from tests.support.operations import charge_of

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.model.bucket import Record
+from limiter.model.bucket.bucket import Record
 from limiter.store import inspect, keys, layout
-from limiter.store.connect import Link, open_link
 from limiter.store.inspect import BucketPage, CursorError, PageQuery, list_buckets
 from limiter.store.keys import Slot, bucket_name
+from limiter.store.link.connect import Link, open_link
 from tests.support.operations import START_US, ask, work_terms
 from tests.support.servers import Cluster, Server
 from tests.support.stores import ScriptStore

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.model import bucket, operations, signals, stewardship
-from limiter.model.block import Block
-from limiter.model.bucket import HISTOGRAM_STEPS, RECORD_FLAGS, Flags, Record, fresh
-from limiter.model.operations import AcquireStatus, SettleStatus, Verdict
-from limiter.model.shedding import CLASSES, Shedding
-from limiter.model.stewardship import SteerStatus
+from limiter.model.bucket import bucket, operations
+from limiter.model.bucket.block import Block
+from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RECORD_FLAGS, Flags, Record, fresh
+from limiter.model.bucket.operations import AcquireStatus, SettleStatus, Verdict
+from limiter.model.control import stewardship
+from limiter.model.control.stewardship import SteerStatus
+from limiter.model.overload import signals
+from limiter.model.overload.shedding import CLASSES, Shedding
 from limiter.store import batcher, buckets, keys, layout
 from limiter.store.scripts import scripts_directory
 from tests.support.operations import START_US, work_terms

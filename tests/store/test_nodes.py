@@ -9,9 +9,9 @@ import pytest
 
 from limiter.store import nodes
 from limiter.store.clock import StoreClock
-from limiter.store.connect import Link, open_link
 from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import NODES
+from limiter.store.link.connect import Link, open_link
 from limiter.store.nodes import GONE_US, NodeRegistry
 from tests.support.nodes import until
 from tests.support.servers import Cluster, Server, running

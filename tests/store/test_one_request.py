@@ -2,7 +2,7 @@
 
 import pytest
 
-from limiter.model.operations import COVERED, LEARNED, TOO_LARGE, Verdict
+from limiter.model.bucket.operations import COVERED, LEARNED, TOO_LARGE, Verdict
 from tests.support.operations import (
     BUCKET,
     START_US,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from limiter.model.operations import LATE_US, SettleStatus
+from limiter.model.bucket.operations import LATE_US, SettleStatus
 from limiter.store import keys
 from tests.support.operations import (
     BUCKET,

@@ -1,6 +1,6 @@
 import asyncio
 
-from limiter.store.connect import open_link
+from limiter.store.link.connect import open_link
 from limiter.store.secret import SECRET_SIZE, shared_secret
 from tests.support.servers import Cluster, Server
 

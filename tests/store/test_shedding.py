@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from limiter.model.bucket import HISTOGRAM_STEPS, Flags, Params, histogram_step
-from limiter.model.operations import (
+from limiter.model.bucket.bucket import HISTOGRAM_STEPS, Flags, Params, histogram_step
+from limiter.model.bucket.operations import (
     Acquire,
     AcquireAnswer,
     AcquireStatus,
@@ -15,8 +15,8 @@ from limiter.model.operations import (
     Verdict,
     Want,
 )
-from limiter.model.shedding import CLASS_NUMBERS, Shedding, ShedOrder
-from limiter.model.stewardship import Steer, SteerStatus
+from limiter.model.control.stewardship import Steer, SteerStatus
+from limiter.model.overload.shedding import CLASS_NUMBERS, Shedding, ShedOrder
 from limiter.store import layout
 from tests.support.operations import (
     BUCKET,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from limiter.model.signals import SIGNAL_TTL_US, SOURCES_MAX, Report, add, loads
+from limiter.model.overload.signals import SIGNAL_TTL_US, SOURCES_MAX, Report, add, loads
 from limiter.store import keys, layout
-from limiter.store.connect import open_link
 from limiter.store.keys import Slot
+from limiter.store.link.connect import open_link
 from limiter.store.scripts import SignalScript
 from limiter.store.signals import Signals
 from limiter.store.steering import Steering

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from limiter.model.bucket import Flags, Params
-from limiter.model.operations import LEARNED, SettleStatus, Verdict
-from limiter.model.stewardship import SHARE_FOR_MAX_US, Lease, Steer, SteerStatus
+from limiter.model.bucket.bucket import Flags, Params
+from limiter.model.bucket.operations import LEARNED, SettleStatus, Verdict
+from limiter.model.control.stewardship import SHARE_FOR_MAX_US, Lease, Steer, SteerStatus
 from limiter.store import keys
-from limiter.store.connect import Link, open_link
 from limiter.store.keys import Slot
+from limiter.store.link.connect import Link, open_link
 from limiter.store.steering import READ_MAX, LeaseLost, Steering
 from tests.support import eventually_async
 from tests.support.operations import (

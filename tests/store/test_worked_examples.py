@@ -5,11 +5,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from limiter.model.admission import class_minimum
-from limiter.model.bucket import Flags
-from limiter.model.operations import LEARNED, Acquire, AcquireStatus, SettleStatus, Verdict, Want
-from limiter.model.period import Period, window_us
-from limiter.model.quantity import units
+from limiter.model.bucket.admission import class_minimum
+from limiter.model.bucket.bucket import Flags
+from limiter.model.bucket.operations import LEARNED, Acquire, AcquireStatus, SettleStatus, Verdict, Want
+from limiter.model.policy.period import Period, window_us
+from limiter.model.policy.quantity import units
 from tests.support.operations import (
     DAY_US,
     HOUR_US,

@@ -14,7 +14,7 @@ from loadtest.overload.http import Http
 from tests.support.nodes import until
 from tests.support.servers import free_port
 
-HEADGATE = [sys.executable, "-c", "from limiter.cli import main; main()"]
+HEADGATE = [sys.executable, "-c", "from limiter.cli.main import main; main()"]
 TICK_S = 0.02
 
 

@@ -5,8 +5,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from limiter.model.bucket import Params
-from limiter.model.operations import Charge, Settle, SettleStatus
+from limiter.model.bucket.bucket import Params
+from limiter.model.bucket.operations import Charge, Settle, SettleStatus
 from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot
 from tests.support.nodes import PATIENT_S, node

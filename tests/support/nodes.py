@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from limiter.store.buckets import Buckets
-from limiter.store.connect import Link, open_link
-from limiter.store.wire import Replied
+from limiter.store.link.connect import Link, open_link
+from limiter.store.link.wire import Replied
 
 PATIENT_S = 5.0
 """A deadline long enough for everything that repairs itself."""

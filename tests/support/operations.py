@@ -2,10 +2,10 @@
 
 import math
 
-from limiter.model.block import BlockTerms
-from limiter.model.bucket import Flags, Params, Record
-from limiter.model.ledger import Ledger
-from limiter.model.operations import (
+from limiter.model.bucket.block import BlockTerms
+from limiter.model.bucket.bucket import Flags, Params, Record
+from limiter.model.bucket.ledger import Ledger
+from limiter.model.bucket.operations import (
     LEARNED,
     Acquire,
     AcquireAnswer,

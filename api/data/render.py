@@ -1,0 +1,246 @@
+"""Decisions, settlements and errors as HTTP answers: the same for both lanes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from http import HTTPStatus
+from math import ceil
+
+import msgspec
+from msgspec.structs import replace
+
+from api.data.answer import JSON, PROBLEM, Answer
+from api.data.auth import Forbidden, Unauthenticated
+from api.data.decode import BadRequest, Invalid
+from api.data.explain import FieldProblem
+from api.data.rate_limit_headers import HeaderSet, draft, lines, reset_s
+from api.data.schemas import GrantedAnswer, Limit, Problem, RefusedAnswer, SettledAnswer
+from limiter.engine.errors import (
+    IdempotencyConflict,
+    NotDecided,
+    SettledOtherwise,
+    TooManyLimits,
+    Uncovered,
+    UnfitField,
+    UnknownReservation,
+)
+from limiter.model.bucket.contract import Decision, Granted, LimitState, Refused, Settled
+from limiter.model.policy.policy import PolicyError
+from limiter.store.errors import StoreError, without_address
+from limiter.store.inspect import CursorError
+from limiter.store.policies.policies import PolicyMissing, RevisionConflict
+from limiter.store.policies.policy_sets import OwnedByOthers
+
+log = logging.getLogger(__name__)
+
+TYPES = "https://iana.org/assignments/http-problem-types"
+QUOTA_EXCEEDED = f"{TYPES}#quota-exceeded"
+REDUCED_CAPACITY = f"{TYPES}#temporary-reduced-capacity"
+BLANK = "about:blank"
+
+QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
+REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server capacity constraints"
+CHALLENGE = 'Bearer realm="headgate"'
+
+_FORBIDDEN = frozenset({"denied", "blocked"})
+_KINDS_OF_REFUSAL = {
+    "overload": (REDUCED_CAPACITY, REDUCED_CAPACITY_TITLE),
+    "denied": (BLANK, HTTPStatus.FORBIDDEN.phrase),
+    "blocked": (BLANK, HTTPStatus.FORBIDDEN.phrase),
+}
+_REPLAYED = b"idempotency-replayed: true\r\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class Renderer:
+    """Renders with the set of rate limit headers that is configured."""
+
+    def __init__(self, headers: HeaderSet = "draft") -> None:
+        self._lines = draft if headers == "draft" else partial(lines, headers=headers)
+
+    def decision(self, outcome: Decision | Exception) -> Answer:
+        """The answer to an acquire."""
+        try:
+            if type(outcome) is Granted:
+                head = JSON + self._lines(outcome.limits)
+                return Answer(200, head + _REPLAYED if outcome.replayed else head, _granted(outcome))
+            return self._refused(outcome) if type(outcome) is Refused else failure(outcome)  # type: ignore[arg-type]
+        except Exception as error:
+            return failure(error)
+
+    def _refused(self, outcome: Refused) -> Answer:
+        head = PROBLEM + self._lines(outcome.limits)
+        if outcome.retry == "after":
+            resets = [reset_s(limit) for limit in outcome.limits if not limit.passed and not limit.shadow]
+            head += b"retry-after: %d\r\n" % max([_seconds(outcome.retry_after_ms), *resets])
+        status = _status(outcome)
+        return Answer(status, head + _REPLAYED if outcome.replayed else head, _refused(outcome, status))
+
+
+def decision_body(outcome: Decision | Exception) -> Answer:
+    """The same without headers: within a batch nobody would see them."""
+    try:
+        if type(outcome) is Granted:
+            return Answer(200, b"", _granted(outcome))
+        if type(outcome) is Refused:
+            return Answer(_status(outcome), b"", _refused(outcome, _status(outcome)))
+        return failure(outcome)  # type: ignore[arg-type]
+    except Exception as error:
+        return failure(error)
+
+
+def _granted(granted: Granted) -> bytes:
+    return _encode(
+        GrantedAnswer(
+            True,
+            granted.reservation,
+            granted.charged,
+            granted.expires_in_ms,
+            _limits(granted.limits),
+            granted.overloaded,
+            granted.quality,
+            granted.degraded,
+            granted.covered,
+        )
+    )
+
+
+def _status(refused: Refused) -> int:
+    """429 where another time it may pass; 403 where a policy says no, whatever the balance."""
+    return 403 if refused.reason in _FORBIDDEN else 429
+
+
+def _refused(refused: Refused, status: int) -> bytes:
+    kind, title = _KINDS_OF_REFUSAL.get(refused.reason, (QUOTA_EXCEEDED, QUOTA_EXCEEDED_TITLE))
+    return _encode(
+        RefusedAnswer(
+            type=kind,
+            title=title,
+            status=status,
+            detail=refused.detail,
+            granted=False,
+            policy=refused.policy,
+            reason=refused.reason,
+            retry=refused.retry,
+            retry_after_ms=refused.retry_after_ms,
+            limits=_limits(refused.limits),
+            violated_policies=[limit.policy for limit in refused.limits if not limit.passed and not limit.shadow],
+            degraded=refused.degraded,
+            overloaded=refused.overloaded,
+        )
+    )
+
+
+def settled(outcome: Settled | Exception) -> Answer:
+    """The answer to a settle."""
+    if isinstance(outcome, Exception):
+        return failure(outcome)
+    return Answer(200, JSON, _encode(_settled(outcome)))
+
+
+def _settled(answer: Settled) -> SettledAnswer:
+    return SettledAnswer(
+        answer.work, answer.adjusted, answer.uncollected, answer.stop, answer.duplicate, answer.late,
+        answer.expires_in_ms, _limits(answer.limits),
+    )  # fmt: skip
+
+
+def batch(answers: Iterable[Answer]) -> Answer:
+    """The answers to a batch's operations, each as it would have stood alone, with its status."""
+    results: list[bytes] = []
+    error = None
+    for answer in answers:
+        results.append(b'{"status":%d,%b' % (answer.status, answer.body[1:]) if answer.status == 200 else answer.body)
+        error = error or answer.error
+    return Answer(200, JSON, b'{"results":[' + b",".join(results) + b"]}", error)
+
+
+def problem(status: int, reason: str, detail: str) -> Answer:
+    """An error that has no more to tell than its kind."""
+    return _problem(Problem(BLANK, HTTPStatus(status).phrase, status, detail, reason))
+
+
+def failure(error: Exception) -> Answer:
+    """What an exception means to the caller. One that means nothing is ours: 500, and to be logged."""
+    if isinstance(error, BadRequest):
+        return _bad_request(error)
+    if isinstance(error, UnfitField):
+        return _bad_request(Invalid([FieldProblem(error.field, error.found, error.allowed)]))
+    if isinstance(error, PolicyError):
+        return _bad_policy(error)
+    if isinstance(error, NotDecided):
+        return _not_decided(error)
+    if isinstance(error, StoreError):
+        log.warning("a request could not be served: %s", error)  # where the store is stays here
+        return _not_decided(NotDecided("store_unavailable", without_address(error)))
+    if isinstance(error, PolicyMissing):
+        return problem(404, f"no_such_{error.place.kind}", str(error))
+    if isinstance(error, SettledOtherwise):
+        title = HTTPStatus.CONFLICT.phrase
+        return _problem(Problem(BLANK, title, 409, str(error), "settled_otherwise", first=_settled(error.first)))
+    for kind, (status, reason) in _KINDS.items():
+        if isinstance(error, kind):
+            answer = problem(status, reason, str(error))
+            return answer.with_header("www-authenticate", CHALLENGE) if status == 401 else answer
+    answer = problem(500, "internal", "the request failed for a reason of ours; it is in the log")
+    return replace(answer, error=error)
+
+
+_KINDS: dict[type[Exception], tuple[int, str]] = {
+    RevisionConflict: (412, "revision"),
+    OwnedByOthers: (409, "owned_by_others"),
+    CursorError: (422, "invalid"),
+    UnknownReservation: (404, "unknown_reservation"),
+    Uncovered: (403, "uncovered"),
+    TooManyLimits: (422, "too_many_policies"),
+    IdempotencyConflict: (409, "idempotency_conflict"),
+    Unauthenticated: (401, "unauthenticated"),
+    Forbidden: (403, "forbidden"),
+}
+
+
+def _bad_request(error: BadRequest) -> Answer:
+    errors = error.problems if isinstance(error, Invalid) else ()
+    return _problem(
+        Problem(BLANK, HTTPStatus(error.status).phrase, error.status, str(error), error.reason, errors=errors)
+    )
+
+
+def _bad_policy(error: PolicyError) -> Answer:
+    """What is wrong with a policy, on one line, and field by field."""
+    first, *others = error.problems
+    detail = f"{first} (and {len(others)} more)" if others else first
+    errors = tuple(FieldProblem(problem.field, problem.found, problem.allowed) for problem in error.fields)
+    return _problem(Problem(BLANK, HTTPStatus(422).phrase, 422, detail, "invalid", errors=errors))
+
+
+def _not_decided(error: NotDecided) -> Answer:
+    answer = _problem(
+        Problem(
+            REDUCED_CAPACITY,
+            REDUCED_CAPACITY_TITLE,
+            503,
+            str(error),
+            error.reason,
+            policy=error.policy,
+            retry_after_ms=error.retry_after_ms,
+        )
+    )
+    return answer.with_header("retry-after", str(_seconds(error.retry_after_ms)))
+
+
+def _problem(body: Problem) -> Answer:
+    return Answer(body.status, PROBLEM, _encode(body))
+
+
+def _limits(limits: Sequence[LimitState]) -> list[Limit]:
+    return [
+        Limit(limit.policy, limit.mechanism, limit.balance, limit.capacity, limit.rate, limit.passed, limit.shadow)
+        for limit in limits
+    ]
+
+
+def _seconds(milliseconds: float) -> int:
+    return ceil(milliseconds / 1000)

@@ -1,0 +1,1 @@
+"""FastAPI routes: management, health, metrics and documentation."""

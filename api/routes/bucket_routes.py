@@ -1,0 +1,84 @@
+"""Live buckets over HTTP: what is left in them, and what they have seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from api.routes.openapi import BUCKETS
+from api.routes.pages import Page, placed
+from api.routes.responses import admit, engine_of, json_answer, respond
+from limiter.model.bucket.bucket import Record, refill
+from limiter.model.overload.shedding import CLASSES, Shedding
+from limiter.model.policy.limit import Limit, policy_of
+from limiter.store import inspect
+
+router = APIRouter(tags=["buckets"])
+
+
+@router.get("/v1/buckets", **BUCKETS)
+async def list_buckets(request: Request, query: Page) -> Response:
+    """A page of the buckets in one partition; the next one with its `cursor`, until that is empty.
+
+    Names are as in the store: policy, then the values of its key, percent-encoded.
+    """
+    query = placed(query, admit(request, "view"))
+    engine = engine_of(request)
+    link = engine.link
+    now_us = await inspect.now_us(link)
+    page = await inspect.list_buckets(link, query)
+    document = {
+        "buckets": [
+            {
+                "namespace": query.namespace,
+                **_shown(name, record, now_us, engine.decider.planner.find(query.namespace, name)),
+            }
+            for name, record in page.buckets
+        ],
+        "cursor": page.cursor,
+        "unreadable": page.unreadable,
+    }
+    return respond(json_answer(document))
+
+
+def _shown(name: str, record: Record, now_us: int, limit: Limit | None) -> dict[str, Any]:
+    """A bucket as it would be found now."""
+    refill(record, now_us)
+    counts_requests = record.counts_requests or (limit is not None and limit.counts)
+    ended = record.is_quota and now_us >= record.rate
+    return {
+        "bucket": name,
+        "policy": policy_of(name),
+        "mechanism": "quota" if record.is_quota else "requests" if counts_requests else "work",
+        "balance": record.capacity if ended else record.balance,
+        "capacity": record.capacity,
+        "rate": 0.0 if record.is_quota else record.rate,
+        "updated_ms": record.updated_us / 1000,
+        "requests": record.requests,
+        "admitted": record.admitted,
+        "refused": record.refused,
+        "work_charged": record.work_charged,
+        "work_settled": record.work_settled,
+        "settles": record.settles,
+        "uncollected": record.uncollected,
+        **({} if record.shedding is None else {"overload": _shown_shedding(record.shedding)}),
+    }
+
+
+def _shown_shedding(known: Shedding) -> dict[str, Any]:
+    """What overload control does to a bucket, and to whom."""
+    return {
+        "quality": known.quality,
+        "overloaded": known.overloaded == 1,
+        "classes": {
+            criticality: {
+                "refused_share": known.refused_shares[number],
+                "rate": known.rates[number],
+                "refused": known.refused[number],
+                "timed": known.timed[number],
+                "missed": known.missed[number],
+            }
+            for number, criticality in enumerate(CLASSES)
+        },
+    }

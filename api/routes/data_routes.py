@@ -1,0 +1,47 @@
+"""The data plane as routes: what the fast lane answers too, and in the same words."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api.data.decode import BadRequest
+from api.data.plane import Headers
+from api.routes.openapi import ACQUIRE, BATCH, SETTLE
+from api.routes.responses import body_of, plane_of, respond
+
+router = APIRouter(tags=["data plane"])
+
+
+@router.post("/v1/acquire", **ACQUIRE)
+async def acquire(request: Request) -> Response:
+    """Ask before working. Charges an estimate on every policy that covers the descriptor, or on none."""
+    body = await body_of(request)
+    return respond(await plane_of(request).answer(b"/v1/acquire", _headers(request), body))
+
+
+@router.post("/v1/settle", **SETTLE)
+async def settle(request: Request) -> Response:
+    """Tell what the work really cost: in all, or (`final: false`) so far. Safe to repeat."""
+    body = await body_of(request)
+    return respond(await plane_of(request).answer(b"/v1/settle", _headers(request), body))
+
+
+@router.post("/v1/batch", **BATCH)
+async def batch(request: Request) -> Response:
+    """Up to 1000 acquires and settles, answered in order, each as its own call would have been."""
+    body = await body_of(request)
+    return respond(await plane_of(request).answer(b"/v1/batch", _headers(request), body))
+
+
+def _headers(request: Request) -> Headers:
+    found: dict[bytes, bytes] = {}
+    for name, value in request.scope["headers"]:
+        if name == b"idempotency-key" and name in found:  # which one did the caller mean to repeat?
+            raise BadRequest("Idempotency-Key: found it twice; allowed: one")
+        found.setdefault(name, value)  # the first, where one stands more than once
+    return Headers(
+        found.get(b"authorization"),
+        found.get(b"content-type"),
+        found.get(b"content-encoding"),
+        found.get(b"idempotency-key"),
+    )

@@ -1,0 +1,32 @@
+"""Metrics for Prometheus. They tell of all namespaces, so a key that is bound to one does not open them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api.data.answer import Answer, header
+from api.data.auth import refuse
+from api.routes.node_metrics import NodeMetrics
+from api.routes.openapi import METRICS
+from api.routes.responses import admit, respond
+from limiter.settings import Settings
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/metrics", **METRICS)
+async def metrics(request: Request) -> Response:
+    """Metrics of this node, all its processes together, in the format that is asked for."""
+    _admit(request)
+    shown: NodeMetrics = request.app.state.metrics
+    body, content_type = await shown.scrape(request.headers.get("accept", ""))
+    return respond(Answer(200, header("content-type", content_type), body))
+
+
+def _admit(request: Request) -> None:
+    settings: Settings = request.app.state.settings
+    if settings.metrics_open:
+        return
+    principal = admit(request, "view")
+    if principal.namespace is not None:
+        refuse(principal, "read metrics, which are of all namespaces")

@@ -1,0 +1,425 @@
+"""The OpenAPI document: schemas made from the structs that decode and encode, so that it is true, and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.data.decode import BatchRequest
+from api.data.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
+from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest, SignalsTaken
+from limiter.model.policy.policy import Namespace, Policy
+
+REF = "#/components/schemas/{name}"
+STRUCTS = [
+    AcquireRequest, SettleRequest, BatchRequest, SignalRequest, GrantedAnswer, RefusedAnswer, SettledAnswer,
+    SignalsTaken, Problem,
+]  # fmt: skip
+
+
+def describe(app: FastAPI) -> None:
+    """Have an application tell of itself with the schemas of this module."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(_schemas())
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
+    document["security"] = [{"key": []}, {}]
+    return document
+
+
+def _schemas() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(STRUCTS, ref_template=REF)
+    policy = Policy.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
+    schemas.update(policy.pop("$defs", {}))
+    schemas["Policy"] = policy
+    schemas["Namespace"] = Namespace.model_json_schema()
+    return schemas
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": REF.format(name=name)}
+
+
+def _body(name: str, **examples: Any) -> dict[str, Any]:
+    shown = {title: {"value": value} for title, value in examples.items()}
+    content = {"application/json": {"schema": _ref(name), "examples": shown}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _answer(description: str, name: str | None, example: Any = None) -> dict[str, Any]:
+    schema = _ref(name) if name else {"type": "object"}
+    content: dict[str, Any] = {"schema": schema}
+    if example is not None:
+        content["example"] = example
+    return {"description": description, "content": {"application/json": content}}
+
+
+def _problem(description: str, name: str = "Problem", *examples: Any) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": _ref(name)}
+    if examples:
+        content["examples"] = {example["reason"]: {"value": example} for example in examples}
+    return {"description": description, "content": {"application/problem+json": content}}
+
+
+_LIMIT = {"policy": "orders-reads", "mechanism": "work", "balance": 47.0, "capacity": 50.0, "rate": 100.0}
+_ASK = {"descriptor": {"service": "orders", "operation": "read", "customer": "c1"}, "work": 3}
+_TELL = {"reservation": "AQID…", "work": 12, "latency_ms": 34.5}
+_GRANTED = {
+    "granted": True,
+    "reservation": "AQID…",
+    "charged": 3.0,
+    "expires_in_ms": 60000,
+    "limits": [_LIMIT],
+    "overloaded": False,
+    "quality": 1.0,
+    "degraded": False,
+    "covered": True,
+}
+_REFUSED = {
+    "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+    "title": "Request cannot be satisfied as assigned quota has been exceeded",
+    "status": 429,
+    "detail": "orders-reads: the balance is -11 of 50 units, this request needs 1, and 100 come each second",
+    "granted": False,
+    "policy": "orders-reads",
+    "reason": "work",
+    "retry": "after",
+    "retry_after_ms": 120,
+    "limits": [_LIMIT | {"balance": -11.0, "passed": False}],
+    "violated-policies": ["orders-reads"],
+}
+_OVERLOADED = _REFUSED | {
+    "type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+    "title": "Request cannot be satisfied due to temporary server capacity constraints",
+    "detail": "orders-reads: overloaded; 40 % of the requests of this class are refused",
+    "reason": "overload",
+    "retry_after_ms": 1200,
+    "limits": [_LIMIT | {"passed": False}],
+    "overloaded": True,
+}
+_SETTLED = {
+    "work": 12.0, "adjusted": 9.0, "uncollected": 0.0, "stop": False, "duplicate": False, "late": False,
+    "expires_in_ms": 0, "limits": [_LIMIT],
+}  # fmt: skip
+_POLICY = {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50}
+
+_COMMON: dict[int | str, dict[str, Any]] = {
+    400: _problem("Not JSON, or not HTTP"),
+    401: _problem("No known API key (H3)"),
+    403: _problem("Not with this key (H4), or not from a page of another site (H15)"),
+    408: _problem("The request did not arrive in time"),
+    413: _problem("Too long"),
+    415: _problem("Not sent as JSON"),
+    422: _problem("Not what is asked for; `errors` names the fields"),
+    431: _problem("Too many or too long headers, or too long a URL"),
+    503: _problem("The store cannot be reached, or a record is damaged"),
+}
+_READ = {status: _COMMON[status] for status in (400, 401, 403, 422, 431, 503)}
+_MISSING: dict[int | str, dict[str, Any]] = {404: _problem("There is none")}
+_LOST: dict[int | str, dict[str, Any]] = {412: _problem("Somebody else was faster: the revision is another one")}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same key with the same request gives the same decision, and debits once.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+}
+_IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "The ETag of what is to be replaced.",
+    "schema": {"type": "string", "pattern": '^"[0-9]{1,15}"$'},
+}
+_NAMES = {"maxLength": 64, "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}
+
+ACQUIRE: dict[str, Any] = {
+    "responses": {
+        200: _answer("Go ahead", "GrantedAnswer", _GRANTED),
+        409: _problem("The idempotency key was used with another request"),
+        429: _problem("Over a limit, or turned away by overload control", "RefusedAnswer", _REFUSED, _OVERLOADED),
+        **_COMMON,
+    },
+    "openapi_extra": {"parameters": [_KEY], **_body("AcquireRequest", known_work=_ASK)},
+}
+SETTLE: dict[str, Any] = {
+    "responses": {
+        200: _answer("Done", "SettledAnswer", _SETTLED),
+        404: _problem("No reservation of ours"),
+        409: _problem("Settled before with another amount; `first` shows it"),
+        **_COMMON,
+    },
+    "openapi_extra": _body("SettleRequest", finished=_TELL, so_far=_TELL | {"final": False}),
+}
+BATCH: dict[str, Any] = {
+    "responses": {
+        200: _answer("Each operation's answer, in order", None, {"results": [{"status": 200} | _GRANTED]}),
+        **_COMMON,
+    },
+    "openapi_extra": _body("BatchRequest", both={"operations": [{"op": "acquire"} | _ASK, {"op": "settle"} | _TELL]}),
+}
+_REPORT = {"policy": "orders-reads", "source": "host-1", "signals": {"cpu": 0.93, "executor": 1.4, "queue_age": 0.2}}
+SIGNALS: dict[str, Any] = {
+    "status_code": 202,
+    "responses": {
+        202: _answer("Taken", "SignalsTaken", {"bucket": "orders-reads", "partitions": 1, "signals": {"cpu": 0.93}}),
+        404: _problem("There is no such policy"),
+        **_COMMON,
+    },
+    "openapi_extra": _body("SignalRequest", of_all=_REPORT, of_one=_REPORT | {"key": {"customer": "c1"}}),
+}
+_NAMESPACE_ASKED = {
+    "name": "namespace",
+    "in": "query",
+    "required": False,
+    "description": "Unless given, the namespace that the key is bound to, or `default`.",
+    "schema": {"type": "string", **_NAMES},
+}
+_ONLY_NAMESPACE = _NAMESPACE_ASKED | {"description": "Only this namespace; unless given, the key's own, or all."}
+_ONLY: dict[str, Any] = {"openapi_extra": {"parameters": [_ONLY_NAMESPACE]}}
+_LISTED = {
+    "revision": 9,
+    "namespaces": {},
+    "policies": [{"namespace": "default"} | _POLICY],
+    "revisions": {"default/orders-reads": 9},
+    "owners": {"default/orders-reads": "file"},
+    "damaged": {},
+}
+POLICIES: dict[str, Any] = {"responses": {200: _answer("All policies", None, _LISTED), **_READ}, **_ONLY}
+POLICY: dict[str, Any] = {
+    "responses": {200: _answer("The policy", "Policy", _POLICY), **_READ, **_MISSING},
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
+}
+_SET: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "namespaces": {"type": "object", "additionalProperties": _ref("Namespace")},
+        "defaults": {"type": "object", "description": "Fields of policies that do not have them themselves."},
+        "policies": {"type": "array", "items": {"type": "object"}},
+        "owner": {"type": "string", **_NAMES, "default": "api"},
+        "prune": {"type": "boolean", "default": False},
+        "take_over": {"type": "boolean", "default": False},
+        "dry_run": {"type": "boolean", "default": False},
+    },
+}
+_SET_BODY = {
+    "parameters": [_ONLY_NAMESPACE],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _SET, "example": {"policies": [_POLICY], "owner": "ci", "prune": True}}
+        },
+    },
+}
+_APPLIED = {
+    "revision": 9,
+    "dry_run": False,
+    "made": [{"kind": "policy", "namespace": "default", "name": "orders-reads"}],
+    "changed": [],
+    "removed": [],
+    "kept": [],
+}
+POLICIES_APPLY: dict[str, Any] = {
+    "responses": {
+        200: _answer("In force; or, of a dry run, what would change", None, _APPLIED),
+        409: _problem("Somebody else owns what would be overwritten; `take_over` replaces it"),
+        **_COMMON,
+    },
+    "openapi_extra": _SET_BODY,
+}
+POLICIES_CHECK: dict[str, Any] = {
+    "responses": {200: _answer("Valid", None, {"ok": True}), **_COMMON},
+    "openapi_extra": _SET_BODY,
+}
+POLICY_PUT: dict[str, Any] = {
+    "responses": {
+        200: _answer("Replaced", "Policy", _POLICY),
+        201: _answer("New", "Policy", _POLICY),
+        **_COMMON,
+        **_LOST,
+    },
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED, _IF_MATCH], **_body("Policy", reads=_POLICY)},
+}
+POLICY_PATCH: dict[str, Any] = {
+    "responses": {200: _answer("Changed", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
+    "openapi_extra": {
+        "parameters": [_NAMESPACE_ASKED, _IF_MATCH],
+        "requestBody": {
+            "required": True,
+            "content": {
+                kind: {"schema": {"type": "object"}, "example": {"rate": 200, "description": None}}
+                for kind in ("application/merge-patch+json", "application/json")
+            },
+        },
+    },
+}
+POLICY_DELETE: dict[str, Any] = {
+    "status_code": 204,
+    "responses": {204: {"description": "Removed"}, **_READ, **_MISSING, **_LOST},
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED, _IF_MATCH]},
+}
+POLICY_HISTORY: dict[str, Any] = {
+    "responses": {200: _answer("What was done", None), **_READ, **_MISSING},
+    "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
+}
+_ROLLBACK_BODY = {
+    "type": "object",
+    "properties": {"revision": {"type": "integer", "minimum": 1, "maximum": 2**53}},
+    "required": ["revision"],
+    "additionalProperties": False,
+}
+POLICY_ROLLBACK: dict[str, Any] = {
+    "responses": {200: _answer("Put back", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
+    "openapi_extra": {
+        "parameters": [_NAMESPACE_ASKED, _IF_MATCH],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _ROLLBACK_BODY, "example": {"revision": 7}}},
+        },
+    },
+}
+_NAMESPACE = {"partitions": 4, "partition_by": ["customer"]}
+_NAMESPACES = {
+    "revision": 9,
+    "namespaces": {"orders": _NAMESPACE},
+    "revisions": {"orders": 8},
+    "owners": {"orders": "api"},
+}
+NAMESPACES: dict[str, Any] = {"responses": {200: _answer("All that were put", None, _NAMESPACES), **_READ}, **_ONLY}
+NAMESPACE: dict[str, Any] = {"responses": {200: _answer("Its spread", "Namespace", _NAMESPACE), **_READ, **_MISSING}}
+NAMESPACE_PUT: dict[str, Any] = {
+    "responses": {
+        200: _answer("Replaced", "Namespace", _NAMESPACE),
+        201: _answer("New", "Namespace", _NAMESPACE),
+        **_COMMON,
+        **_LOST,
+    },
+    "openapi_extra": {"parameters": [_IF_MATCH], **_body("Namespace", spread=_NAMESPACE)},
+}
+NAMESPACE_DELETE: dict[str, Any] = POLICY_DELETE | {"openapi_extra": {"parameters": [_IF_MATCH]}}
+_CHANGE = {
+    "kind": "policy",
+    "namespace": "default",
+    "name": "orders-reads",
+    "owner": "api",
+    "revision": 9,
+    "when": "2026-01-01T12:00:00.000+00:00",
+    "who": "ada",
+    "action": "put",
+    "before": _POLICY | {"rate": 50},
+    "after": _POLICY,
+}
+AUDIT: dict[str, Any] = {
+    "responses": {200: _answer("A page of changes", None, {"changes": [_CHANGE], "cursor": "9.1"}), **_READ},
+    **_ONLY,
+}
+_LOSS = {
+    "when": "2026-11-18T03:12:44.120+00:00",
+    "last": "2026-11-18T03:12:44.120+00:00",
+    "times": 1,
+    "revision_before": 41,
+    "revision_after": 0,
+    "policies": [{"namespace": "default", "name": "orders-reads"}],
+    "more": 0,
+}
+LOSS: dict[str, Any] = {
+    "responses": {200: _answer("Whether policies were lost", None, {"lost": True, "loss": _LOSS}), **_READ}
+}
+LOSS_ACKNOWLEDGE: dict[str, Any] = {
+    "responses": {200: _answer("Whether there was a loss to acknowledge", None, {"acknowledged": True}), **_COMMON}
+}
+BUCKETS: dict[str, Any] = {"responses": {200: _answer("A page of buckets", None), **_READ}}
+_STEERED = {
+    "owner": {"controller": "host-17-a1b2c3", "fence": 3, "expires_in_ms": 1912},
+    "buckets": [
+        {
+            "namespace": "default",
+            "bucket": "orders-reads:c1",
+            "policy": "orders-reads",
+            "mechanism": "requests",
+            "mechanism_reason": "set by the policy",
+            "committed": 1000.0,
+            "cap": 80.6,
+            "charge": 12.4,
+            "charge_error": 0.02,
+            "share": None,
+            "share_ends_in_ms": None,
+            "cycles": [
+                {
+                    "at_ms": 1767225600000.0,
+                    "committed": 1000.0,
+                    "work_rate": 1000.0,
+                    "work_per_request": 12.4,
+                    "rejection_rate": 0.2,
+                    "rule": "start",
+                    "before": 0.0,
+                    "after": 80.6,
+                    "sentence": "1000 units/s ÷ 12.4 units/request → 80.6 rps",
+                }
+            ],
+            "overload": {
+                "overloaded": True,
+                "quality": 1.0,
+                "refused_shares": {"critical_plus": 0.0, "critical": 0.2, "sheddable_plus": 0.4, "sheddable": 0.8},
+                "rates": {"critical_plus": None, "critical": None, "sheddable_plus": None, "sheddable": None},
+                "steps": [
+                    {
+                        "at_ms": 1767225600000.0,
+                        "controller": "expectations",
+                        "rule": "raise",
+                        "before": 10.0,
+                        "after": 20.0,
+                        "sentence": "12 % missed 200 ms (threshold 5 %): M 10 → 20",
+                    }
+                ],
+            },
+        }
+    ],
+    "cursor": "",
+    "unreadable": [],
+}
+CONTROLLER: dict[str, Any] = {
+    "responses": {200: _answer("A page of buckets, and why they are steered as they are", None, _STEERED), **_READ}
+}
+_UNCOVERED = {
+    "namespace": "default",
+    "namespace_known": True,
+    "dimensions": ["costumer", "service"],
+    "nearest": {"costumer": "customer"},
+    "count": 1207,
+    "count_error": 0,
+    "first_seen_ms": 1767225600000.0,
+    "last_seen_ms": 1767229200000.0,
+    "examples": [{"service": "orders", "costumer": "c1"}],
+}
+UNCOVERED: dict[str, Any] = {
+    "responses": {200: _answer("The most frequent of this process", None, {"uncovered": [_UNCOVERED]}), **_READ}
+}
+METRICS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "Metrics, of all namespaces",
+            "content": {"text/plain": {}, "application/openmetrics-text": {}},
+        },
+        401: _COMMON[401],
+        403: _COMMON[403],
+        431: _COMMON[431],
+    }
+}
+HEALTH: dict[str, Any] = {"responses": {200: _answer("Alive", None, {"status": "ok"})}}
+READY: dict[str, Any] = {
+    "responses": {200: _answer("Ready", None, {"status": "ready", "warnings": []}), 503: _problem("Not ready")}
+}

@@ -1,0 +1,1 @@
+"""Routes that read and change policies and namespaces."""

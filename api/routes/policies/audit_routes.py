@@ -1,0 +1,41 @@
+"""The audit log over HTTP: every change of policies and namespaces, by whomever it was made (P6)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from api.data.auth import Principal
+from api.routes.openapi import AUDIT
+from api.routes.policies.editing import asked_namespace, shown_change
+from api.routes.responses import admit, engine_of, json_answer, respond
+from limiter.store.policies.policy_entries import AuditEntry
+
+router = APIRouter(tags=["audit"])
+
+
+@router.get("/v1/audit", **AUDIT)
+async def audit(
+    request: Request,
+    cursor: Annotated[str, Query(max_length=64)] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """A page of the audit log, newest first; the next one with its `cursor`, until that is empty.
+
+    With `namespace`, or a key that is bound to one, only what concerns it; such pages may be shorter than `limit`.
+    """
+    principal = admit(request, "view")
+    namespace = asked_namespace(request, principal)
+    page = await engine_of(request).store.audit_page(cursor=cursor, limit=limit)
+    changes = [
+        {"kind": entry.kind, "namespace": entry.namespace or None, "name": entry.name, **shown_change(entry)}
+        for entry in page.entries
+        if may_see(principal, entry) and (namespace is None or entry.concerns(namespace))
+    ]
+    return respond(json_answer({"changes": changes, "cursor": page.cursor}))
+
+
+def may_see(principal: Principal, entry: AuditEntry) -> bool:
+    """Whether a change concerns nobody else's namespace."""
+    return principal.namespace in (None, entry.namespace)

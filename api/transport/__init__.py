@@ -1,0 +1,1 @@
+"""Connections: the fast lane, guarded protocols, size and time limits, draining, request ids, tracing and logs."""

@@ -1,0 +1,450 @@
+"""The fast lane: acquires, settles and batches answered beneath the framework.
+
+    bytes ── httptools ──► POST /v1/acquire | /v1/settle | /v1/batch, HTTP/1.1, a length, nothing odd
+               │                 └► the data plane ──► bytes
+               └─ anything else ──► uvicorn's protocol, with every byte of the request, for the rest of the connection
+
+The bytes of a request are kept until it is known whose it is, so that handing over loses nothing, and whatever is
+not understood here is refused there, in the same words. Requests of one connection are served one after another:
+answers come in order (H6), and while one is being served the next ones wait in the buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, NamedTuple, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.utils import get_remote_addr, is_ssl
+from uvicorn.server import ServerState
+
+from api.data.answer import Answer
+from api.data.plane import Headers, Plane
+from api.transport import limits
+from api.transport.guard import FAREWELL_S, HEAD_END, WAITING_BYTES_MAX, GuardedProtocol, Patience, wire
+from api.transport.observed import NO_ROUTE, count
+from api.transport.request_ids import identified
+from api.transport.tracing import RequestSpan, Tracing
+
+# Where a header goes: the first into `Headers`, then the length, and the host, which has to be there; those of `ODD`
+# are not for this lane.
+_PLACES = {
+    b"authorization": 0, b"content-type": 1, b"content-encoding": 2, b"idempotency-key": 3, b"x-request-id": 4,
+    b"content-length": 6, b"host": 7,
+}  # fmt: skip
+_TRACEPARENT, _LENGTH, _HOST, _ODD = 5, 6, 7, 8
+_PLACES.update(dict.fromkeys([b"transfer-encoding", b"expect", b"upgrade", b"trailer", b"sec-fetch-site"], _ODD))
+_TRACED_PLACES = _PLACES | {b"traceparent": _TRACEPARENT}
+_NO_HEADERS: list[bytes | None] = [None] * 8
+
+BLANK = b"\r\n"
+ANSWERS_KEPT_MAX = 64
+HEADS_KEPT_MAX = 1024
+HEAD_KEPT_BYTES_MAX = 2048
+
+
+class Head(NamedTuple):
+    """A request's head, read."""
+
+    path: bytes
+    headers: Headers
+    keep_alive: bool
+    body_bytes: int
+
+
+_NO_HEAD = Head(b"", Headers(), False, 0)
+
+
+class Heads:
+    """Heads that were read before: a client sends the same one again and again, and to know it costs less."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+
+    def find(self, raw: bytes | bytearray) -> Head | None:
+        """What a head said the last time."""
+        return self._known.get(bytes(raw))
+
+    def keep(self, raw: bytes | bytearray, head: Head) -> None:
+        """Remember it, within bounds."""
+        if len(raw) <= HEAD_KEPT_BYTES_MAX:
+            if len(self._known) >= HEADS_KEPT_MAX:
+                self._known.clear()
+            self._known[bytes(raw)] = head
+
+
+class FastLane(asyncio.Protocol):
+    """One connection, until something comes that is not for this lane."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._config = config
+        self._state = server_state
+        self._app_state = app_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._plane: Plane = app_state["plane"]
+        self._body_max_bytes: int = app_state["body_max_bytes"]
+        self._heads: Heads = app_state.setdefault("heads", Heads())
+        self._tracing: Tracing | None = app_state["tracing"]
+        self._places = _PLACES if self._tracing is None else _TRACED_PLACES
+        self._span: RequestSpan | None = None
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._access_logger = logging.getLogger("uvicorn.access")
+        self._access_log = self._access_logger.hasHandlers()
+        self._transport: asyncio.Transport
+        self._client: tuple[str, int] | None = None
+
+        self._waiting = bytearray()  # the request that is arriving, and what came behind one that is being served
+        self._fed = 0  # bytes of it that the parser has seen
+        self._body_at = 0  # where its body begins; 0 while the head is arriving
+        self._body_bytes = 0
+        self._busy = False  # with a request whose answer is still to come
+        self._serving = _NO_HEAD
+        self._pumping = False
+        self._slow: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._idle_since_s = 0.0
+        self._read_paused = self._write_paused = False
+        self._patience = Patience(self._loop, app_state["body_timeout_s"])
+        self._outgoing: list[bytes] = []  # answers that go out in the next turn
+        self._draining = self._half_closed = self._closed = self._close_after = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Be ready for the next request's head."""
+        self._head: Head | None = None
+        self._fed = self._body_at = 0
+        self._url = b""
+        self._headers = _NO_HEADERS.copy()
+        self._header_count = 0
+        self._odd = self._head_done = self._keep_alive = False
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        if self._access_log:
+            self._client = get_remote_addr(self._transport)
+        self._idle_since_s = self._loop.time()
+        self._idle = self._loop.call_later(self._config.timeout_keep_alive, self._look_whether_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End. What is being served runs to its end, and nobody hears of it (H9)."""
+        self._closed = True
+        self._leave()
+        self._waiting.clear()
+
+    def _leave(self) -> None:
+        self._state.connections.discard(self)
+        self._parser = None  # it refers to us: without this, only the garbage collector would part us
+        self._arrived()
+        self._patience.end()
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def eof_received(self) -> bool:
+        """The client will send no more; if it still waits for an answer it gets it."""
+        if is_ssl(self._transport):
+            return False
+        if self._outgoing and not self._busy:
+            self._close_after = True  # the last answer is made and goes out in a moment
+        self._half_closed = self._busy or bool(self._outgoing)
+        return self._half_closed
+
+    def shutdown(self) -> None:
+        """The server is ending: answer what is on its way, then close."""
+        self._draining = True
+        self._patience.shorten(FAREWELL_S)
+        if not self._busy:
+            self._loop.call_later(FAREWELL_S, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if not self._busy and not self._waiting:
+            self.send()
+            self._close()
+
+    def _close(self) -> None:
+        """Close once all is sent, or the client has let us wait for too long."""
+        self._transport.close()
+        self._patience.begin(self._transport)
+
+    def _look_whether_idle(self) -> None:
+        """One timer for the whole connection: it looks how long nothing has been asked, and sets itself anew."""
+        left_s = self._config.timeout_keep_alive - (self._loop.time() - self._idle_since_s)
+        if not self._busy and not self._waiting and left_s <= 0:
+            self._close()
+        else:
+            self._idle = self._loop.call_later(max(left_s, 0.1), self._look_whether_idle)
+
+    def pause_writing(self) -> None:
+        """The client does not read: serve no more until it does, and bear it for a while."""
+        self._write_paused = True
+        self._patience.begin(self._transport)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._write_paused = False
+        if not self._transport.is_closing():
+            self._patience.end()
+        self._pump()
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came: serve it if it is a whole request, else keep it."""
+        if self._closed:
+            return  # the last answer said so
+        if self._waiting or self._busy or self._write_paused:
+            self._waiting += data
+            if self._busy or self._write_paused:
+                self._pause_reading()
+                return
+        else:
+            end = data.find(HEAD_END) + len(HEAD_END)
+            head = self._heads.find(data[:end])
+            if head is not None and len(data) == end + head.body_bytes:  # by far the most: alone, whole and well known
+                self._start(head, data[end:])
+                return
+            self._consume(data)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Serve what waits, one request after another, until one has to wait for its answer."""
+        if self._pumping:
+            return
+        self._pumping = True
+        while self._waiting and not (self._busy or self._write_paused or self._closed):
+            if not self._consume(self._waiting):
+                break
+            if len(self._outgoing) >= ANSWERS_KEPT_MAX:
+                self.send()  # if the client does not read, the rest waits as bytes (H12)
+        self._pumping = False
+
+    def _pause_reading(self) -> None:
+        if len(self._waiting) > WAITING_BYTES_MAX and not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
+
+    def _consume(self, data: bytes | bytearray) -> bool:
+        """Serve the request at the start of what has come; keep it, and say False, while it is not whole."""
+        head = self._head or self._consume_head(data)
+        if head is None:
+            return False
+        whole = self._body_at + head.body_bytes
+        if len(data) < whole:
+            self._keep(data)
+            return False
+        body = bytes(data[self._body_at : whole])
+        if self._fed:
+            self._parser.feed_data(body)
+        self._keep_rest(data, whole)
+        self._start(head, body)
+        return True
+
+    def _consume_head(self, data: bytes | bytearray) -> Head | None:
+        if not self._fed and data[0] in BLANK:  # an empty line is no request, and the other lane knows how to wait on
+            self._hand_over(data)
+            return None
+        end = data.find(HEAD_END, max(0, self._fed - len(HEAD_END) + 1))
+        upto = len(data) if end < 0 else end + len(HEAD_END)
+        if end >= 0 and not self._fed:
+            known = self._heads.find(data[:upto])
+            if known is not None:
+                self._head, self._body_at = known, upto
+                return known
+        understood = self._feed(data[self._fed : upto])
+        is_new, self._fed = not self._fed, upto
+        head = self._understood() if understood and end >= 0 and self._head_done else None
+        if head is not None:
+            self._head, self._body_at = head, upto
+            # One with an id of its own will not come again.
+            if is_new and head.headers.request_id is None and head.headers.traceparent is None:
+                self._heads.keep(data[:upto], head)
+        elif not understood or end >= 0 or self._head_done or upto > limits.HEAD_BYTES_MAX:
+            self._hand_over(data)
+        else:
+            self._keep(data)
+        return head
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        """The request is not whole yet."""
+        if data is not self._waiting:
+            self._waiting = bytearray(data)
+        if self._half_closed:
+            self.send()
+            self._close()
+            return
+        self._resume_reading()
+        if self._slow is None:
+            self._slow = self._loop.call_later(self._app_state["body_timeout_s"], self._too_slow)
+
+    def _keep_rest(self, data: bytes | bytearray, served: int) -> None:
+        if data is self._waiting:
+            del self._waiting[:served]
+        elif len(data) > served:
+            self._waiting = bytearray(data[served:])
+        self._pause_reading()
+
+    def _arrived(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _too_slow(self) -> None:
+        self.send()
+        answer = limits.too_slow()
+        count(self._plane.requests, NO_ROUTE, answer.status)
+        self._transport.write(wire(answer, self._state.default_headers))
+        self._close()
+
+    # Parsing
+
+    def _feed(self, data: bytes | bytearray) -> bool:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return False
+        return True
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request's target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._header_count += 1
+        place = self._places.get(name.lower())
+        if place is None:
+            return
+        if place == _ODD or self._headers[place] is not None:
+            self._odd = self._odd or place != _TRACEPARENT
+        else:
+            self._headers[place] = value
+
+    def on_headers_complete(self) -> None:
+        """The head is whole. Of a request without a body the parser knows nothing more once it has been fed."""
+        self._head_done = True
+        self._keep_alive = self._parser.should_keep_alive()
+
+    def _understood(self) -> Head | None:
+        """The head that was read; None if it is not for this lane."""
+        if self._odd or self._url not in self._plane.paths or self._header_count > limits.HEADERS_MAX:
+            return None
+        if self._parser.get_method() != b"POST" or self._parser.get_http_version() != "1.1":
+            return None
+        if self._headers[_HOST] is None:
+            return None
+        length = self._headers[_LENGTH]
+        body_bytes = int(length) if length else 0
+        if self._fed > limits.HEAD_BYTES_MAX or body_bytes > self._body_max_bytes:
+            return None
+        return Head(self._url, Headers(*self._headers[:_LENGTH]), self._keep_alive, body_bytes)
+
+    def _hand_over(self, data: bytes | bytearray) -> None:
+        """Let uvicorn's protocol have the connection, from the first byte of this request on."""
+        self.send()
+        self._leave()
+        protocol = GuardedProtocol(self._config, self._state, self._app_state, self._loop)
+        protocol.connection_made(self._transport)
+        if self._draining:
+            protocol.drain()
+        if self._write_paused:  # with the last answer from here
+            protocol.pause_writing()
+        self._transport.set_protocol(protocol)
+        received = bytes(data)
+        self._waiting.clear()
+        self._resume_reading()
+        protocol.data_received(received)
+        if self._half_closed and not protocol.eof_received():
+            self._transport.close()
+
+    # Serving
+
+    def _start(self, head: Head, body: bytes) -> None:
+        if self._slow is not None:
+            self._arrived()
+        self._busy, self._serving = True, head
+        if self._fed:
+            self._forget()
+        else:  # the parser has not seen it
+            self._head, self._body_at = None, 0
+        if self._tracing is not None:
+            self._span = self._tracing.begin("POST", head.headers.traceparent)
+        self._plane.paths[head.path](head.headers, body, self._answer)
+
+    def _answer(self, answer: Answer) -> None:
+        """Send the answer to the request that is being served, and go on with the next."""
+        self._busy = False
+        self._state.total_requests += 1
+        head, status = self._serving, answer.status
+        count(self._plane.requests, head.path, status)
+        if self._span is not None:
+            self._span.end(head.path, status)
+            self._span = None
+        if status >= 400 or head.headers.request_id is not None or answer.error is not None:
+            answer = identified(answer, head.headers.request_id)
+        if self._closed:
+            return
+        if self._access_log:
+            self._log(head.path, answer.status)
+        last = not head.keep_alive or ((self._draining or self._half_closed) and not self._waiting)
+        payload = b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
+            STATUS_LINE[answer.status],
+            common_headers(self._state.default_headers),
+            answer.head,
+            len(answer.body),
+            limits.CLOSE if last else b"",
+            answer.body,
+        )
+        if not self._outgoing:
+            self._plane.outbox.put(self)
+        self._outgoing.append(payload)
+        if last:
+            self._closed = self._close_after = True  # nothing more is served, whatever else has come
+            return
+        self._idle_since_s = self._loop.time()
+        if self._waiting:
+            self._pump()
+        else:
+            self._resume_reading()
+
+    def send(self) -> None:
+        """Send the answers that are ready."""
+        if self._outgoing and not self._transport.is_closing():
+            self._transport.write(b"".join(self._outgoing))
+            self._outgoing.clear()
+            if self._close_after:
+                self._close()
+
+    def _log(self, url: bytes, status: int) -> None:
+        client = ":".join(map(str, self._client)) if self._client else ""
+        self._access_logger.info('%s - "%s %s HTTP/%s" %d', client, "POST", url.decode("ascii"), "1.1", status)
+
+
+_common: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")
+
+
+def common_headers(default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    """uvicorn's own headers as lines. It makes a new list every second; between, the lines stay the same."""
+    global _common
+    if _common[0] is not default_headers:
+        _common = (default_headers, b"".join([b"%b: %b\r\n" % pair for pair in default_headers]))
+    return _common[1]

@@ -1,0 +1,450 @@
+"""uvicorn's HTTP protocol with limits on a request's head, an end for idle connections, and manners.
+
+    bytes ──► what waits ──► one request at a time ──► the parser ──► served, answered ──► the next
+
+What it adds: problem+json for what is no HTTP, 431 and 408 (H1), answers in order even when garbage follows a
+request (H6), an answer for who has closed its sending side, an end to who does not take its answers (H1), and a
+shutdown that lets a connection that looks idle bring the request that is already on its way (H8).
+
+While a request is being served, what comes behind it stays raw bytes, and beyond a bound is not even read: a parsed
+request is a hundred times its bytes (H12). So the parser is fed up to the end of one request and no further. Every
+request ends with an empty line, or as many bytes after it as its head said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from api.data.answer import Answer
+from api.transport import limits
+from api.transport.observed import NO_ROUTE, count
+from api.transport.request_ids import identified
+
+HEAD_END = b"\r\n\r\n"
+WAITING_BYTES_MAX = 65_536
+"""How much may wait behind a request that is being served, before reading pauses."""
+
+_OVERLAP = len(HEAD_END) - 1
+_BLANK = re.compile(rb"[\r\n]*+")
+
+UPGRADES_MAX = 100
+"""Requests of one connection that ask for another protocol, and are answered without; then it ends (H11)."""
+
+FAREWELL_S = 0.5
+"""How long a connection that looks idle, or whose client does not read, stays open in a shutdown."""
+
+
+class HeadTooLarge(Exception):
+    """More head than is taken."""
+
+
+class NoHost(Exception):
+    """Not one `Host`."""
+
+
+class NotAProxy(Exception):
+    """CONNECT is for proxies."""
+
+
+class TooManyChunks(Exception):
+    """A body in more chunks than are taken."""
+
+
+class NotAlone(Exception):
+    """A second request where there can be only one: we and the parser disagree on where the first ends."""
+
+
+def wire(answer: Answer, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    """A last answer as bytes."""
+    answer = identified(answer, None)
+    common = b"".join([b"%b: %b\r\n" % pair for pair in default_headers])
+    length = b"content-length: %d\r\n" % len(answer.body)
+    return b"".join([STATUS_LINE[answer.status], common, answer.head, length, limits.CLOSE, b"\r\n", answer.body])
+
+
+class Patience:
+    """With a client that does not take its answers: it ends, and the connection with it.
+
+    It runs while writing is paused, and from closing on until everything is sent, for closing waits for the client.
+    """
+
+    __slots__ = ("_limit_s", "_loop", "_timer", "_transport")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+        self._loop = loop
+        self._limit_s = limit_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """From now on the client keeps us waiting."""
+        if self._timer is None:
+            self._transport = transport
+            self._timer = self._loop.call_later(self._limit_s, transport.abort)
+
+    def end(self) -> None:
+        """It does no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._transport = None
+
+    def shorten(self, limit_s: float) -> None:
+        """Have less of it from now on, and with who tries it already."""
+        self._limit_s = min(self._limit_s, limit_s)
+        if self._transport is not None:
+            transport = self._transport
+            self.end()
+            self.begin(transport)
+
+
+class Flow(FlowControl):
+    """uvicorn's, except that reading stays paused for as long as enough is waiting."""
+
+    enough_waits = False
+
+    def resume_reading(self) -> None:
+        """Read on, if there is room."""
+        if not self.enough_waits:
+            super().resume_reading()
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    flow: Flow
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.draining = self._half_closed = False
+        self._waiting = bytearray()  # what the parser has not seen
+        self._last_fed = b""  # up to three bytes of a head or a chunked body, in which its end may begin
+        self._arriving = False  # a request has begun and has not ended
+        self._in_head = False
+        self._head_bytes = self._header_count = self._parameter_count = 0
+        self._unparsed_bytes = 0  # that the parser may be keeping to itself
+        self._body_left = 0  # of a body whose length is known
+        self._chunks: int | None = None  # of a body that comes in chunks
+        self._keeps_alive = False
+        self._upgrades = 0
+        self._has_no_host = False
+        self._refusal: Answer | None = None
+        self._arrival: asyncio.TimerHandle | None = None
+        self._arrival_s = float(app_state.get("body_timeout_s", 10.0))
+        self._patience = Patience(self.loop, self._arrival_s)
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; whoever sends nothing does not stay."""
+        super().connection_made(transport)
+        self.flow = Flow(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, with every timer, and with everything that was still to be served (H9)."""
+        self._unset_keepalive_if_required()
+        self._arrived()
+        self._patience.end()
+        self._waiting.clear()
+        self.flow.read_paused = False  # there is nothing left to resume
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client will send no more. If it still waits for an answer it gets it, then the connection ends."""
+        if not self._busy or self._arriving or self.scheme == "https":
+            return None
+        self._half_closed = True
+        self._note_whether_last()
+        return True
+
+    def shutdown(self) -> None:
+        """Let what runs finish; close at once only what is idle, and that after a moment."""
+        self.drain()
+        if self._busy:
+            self._note_whether_last()
+
+    def drain(self) -> None:
+        """The server is ending: answer once more, and have little patience."""
+        self.draining = True
+        self._patience.shorten(FAREWELL_S)
+        self.loop.call_later(FAREWELL_S, self._close_if_idle)
+
+    def _note_whether_last(self) -> None:
+        """Say with the next answer that it is the last, if the connection is ending and nothing follows."""
+        if (self.draining or self._half_closed) and len(self._waiting) <= self._body_left:
+            self.cycle.keep_alive = False
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
+
+    def pause_writing(self) -> None:
+        """The client does not read: that is borne for a while."""
+        super().pause_writing()
+        self._patience.begin(self.transport)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._patience.end()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for long."""
+        self._close()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._patience.begin(self.transport)
+
+    @property
+    def _busy(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _close_if_idle(self) -> None:
+        if not self._busy and not self._arriving:
+            self._close()
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        """Serve what came, or keep it while another request is being served."""
+        if self._refusal is None and not self.transport.is_closing():
+            self._waiting += data
+            self._pump()
+
+    def _pump(self) -> None:
+        """Feed the parser until a request is whole; the next one waits until this one is answered."""
+        while self._waiting and (self._arriving or not self._busy):
+            if self._arriving or not self._skip_blank_lines():
+                piece = self._next_piece()
+                self._feed(piece)
+                self._last_fed = (self._last_fed + piece[-_OVERLAP:])[-_OVERLAP:] if self._ends_with_line else b""
+        self._hold_reading()
+
+    @property
+    def _ends_with_line(self) -> bool:
+        """Whether an empty line may be the end of what is arriving: of its head, or of a body in chunks."""
+        return self._arriving and not self._body_left
+
+    def _skip_blank_lines(self) -> bool:
+        """Drop empty lines between requests: they are no sign of life, and the connection stays idle (H13)."""
+        blank = _BLANK.match(self._waiting)
+        assert blank is not None
+        del self._waiting[: blank.end()]
+        return not self._waiting
+
+    def _next_piece(self) -> bytes:
+        """Take no more than up to where the request may end."""
+        size = min(self._body_left, len(self._waiting)) if self._body_left else self._up_to_empty_line()
+        piece = bytes(self._waiting[:size])
+        del self._waiting[:size]
+        return piece
+
+    def _up_to_empty_line(self) -> int:
+        across = (self._last_fed + self._waiting[:_OVERLAP]).find(HEAD_END)
+        if across >= 0:
+            return across + len(HEAD_END) - len(self._last_fed)
+        within = self._waiting.find(HEAD_END)
+        return within + len(HEAD_END) if within >= 0 else len(self._waiting)
+
+    def _hold_reading(self) -> None:
+        held, self.flow.enough_waits = self.flow.enough_waits, len(self._waiting) > WAITING_BYTES_MAX
+        if self.flow.enough_waits:
+            self.flow.pause_reading()
+        elif held and not (self._busy and len(self.cycle.body) > HIGH_WATER_LIMIT):
+            self.flow.resume_reading()
+
+    def _feed(self, piece: bytes) -> None:
+        self._unparsed_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade()
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        if self._unparsed_bytes > limits.HEAD_BYTES_MAX and self._refusal is None:
+            self._refuse(limits.head_too_large())
+
+    def _ignore_upgrade(self) -> None:
+        """Read a request again without its wish for another protocol, which the parser ends at. There is none."""
+        self._upgrades += 1
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        try:
+            self.parser.feed_data(self._without_upgrade())
+        except (httptools.HttpParserUpgrade, httptools.HttpParserError):
+            self.send_400_response("")
+
+    def _without_upgrade(self) -> bytes:
+        """The head of the request that asked for an upgrade, without that."""
+        lines = [b"%b %b HTTP/1.1" % (self.scope["method"].encode(), self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [token for token in value.split(b",") if token.strip().lower() != b"upgrade"]
+                lines += [b"connection: " + b",".join(kept)] if kept else []
+            elif name != b"upgrade":
+                lines.append(name + b": " + value)
+        if self._upgrades > UPGRADES_MAX:
+            lines.append(b"connection: close")
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_message_begin(self) -> None:
+        """A request begins to arrive."""
+        if self._busy:
+            raise NotAlone
+        super().on_message_begin()
+        self._unset_keepalive_if_required()
+        self._arrived()
+        self._arriving = self._in_head = True
+        self._head_bytes = self._header_count = self._body_left = 0
+        self._parameter_count = 1
+        self._chunks = None
+        self._arrival = self.loop.call_later(self._arrival_s, self._not_arrived)
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request line."""
+        super().on_url(url)
+        self._parameter_count += url.count(b"&")
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; what comes after the body is none, whatever it says (H14)."""
+        self._header_count += 1
+        if self._in_head:
+            super().on_header(name, value)
+        self._count(len(name) + len(value) + 4)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        self._unparsed_bytes = 0
+        if self._is_head_too_large:
+            raise HeadTooLarge
+
+    @property
+    def _is_head_too_large(self) -> bool:
+        return (
+            self._head_bytes > limits.HEAD_BYTES_MAX
+            or self._header_count > limits.HEADERS_MAX
+            or self._parameter_count > limits.PARAMETERS_MAX
+        )
+
+    def on_headers_complete(self) -> None:
+        """The head is whole: the request can be served."""
+        self._unparsed_bytes = 0
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise NotAProxy
+            self.scope["method"] = self.parser.get_method().decode("ascii")
+            self._arrived()
+            return
+        if self.parser.get_http_version() == "1.1" and [name for name, _ in self.headers].count(b"host") != 1:
+            self._has_no_host = True
+            raise NoHost
+        self._in_head = False
+        for name, value in self.headers:
+            if name == b"content-length":
+                self._body_left = int(value)
+            elif name == b"transfer-encoding":
+                self._chunks = 0
+        super().on_headers_complete()
+        self._keeps_alive = self.cycle.keep_alive
+        self._note_whether_last()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._unparsed_bytes = 0
+        if self._chunks is None:
+            self._body_left -= len(body)
+        else:
+            self._chunks += 1
+            if self._chunks > limits.CHUNKS_MAX:
+                raise TooManyChunks
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._in_head:  # the parser sees no more of it, because of an upgrade
+            return
+        self._arrived()
+        self._arriving = False
+        self._unparsed_bytes = 0
+        self._note_whether_last()
+        super().on_message_complete()
+
+    def _arrived(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _not_arrived(self) -> None:
+        self._arrival = None
+        if self._in_head:
+            self._refuse(limits.too_slow())
+        elif not self._busy:  # answered long ago, and the rest of the body never came
+            self._close()
+
+    # Refusing
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser, or a limit of ours within it, refused."""
+        if self._has_no_host:
+            self._refuse(limits.no_host())
+        elif self._chunks is not None and self._chunks > limits.CHUNKS_MAX:
+            self._refuse(limits.too_many_chunks())
+        elif self._arriving and self._is_head_too_large:
+            self._refuse(limits.head_too_large())
+        else:
+            self._refuse(limits.not_http())
+
+    def _refuse(self, answer: Answer) -> None:
+        """Answer what cannot be served, after what came before it, and end."""
+        self._arrived()
+        self._refusal = answer
+        self._waiting.clear()
+        if not self._busy:
+            self._send_refusal()
+        elif self._arriving:  # its body broke off: this is its answer, unless it has one already
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self._close()
+            else:
+                self._send_refusal()
+
+    def on_response_complete(self) -> None:
+        """One is answered: the next, or what could not be served."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._waiting.clear()
+            self._patience.begin(self.transport)
+        elif self._refusal is not None:
+            self._send_refusal()
+        else:
+            self._pump()
+            self._end_if_due()
+
+    def _end_if_due(self) -> None:
+        """Close what is ending and brings no further request, though more bytes had come."""
+        idle = not self._busy and not self._arriving
+        if (self.draining and idle) or (self._half_closed and (idle or self._arriving)):
+            self._close()
+
+    def _send_refusal(self) -> None:
+        assert self._refusal is not None
+        count(self.app_state["plane"].requests, NO_ROUTE, self._refusal.status)
+        self.transport.write(wire(self._refusal, self.server_state.default_headers))
+        self._close()

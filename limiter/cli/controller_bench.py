@@ -1,0 +1,107 @@
+"""What a cycle of the controller costs: its own processor time and the store's, over many buckets at once.
+
+Every bucket is used before each cycle. Those that are at their limit refuse a part and do now more and now less than
+their rate, so that their caps move in every cycle; the others stay within theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from statistics import median
+from typing import NamedTuple
+
+import redis
+
+from limiter.controller.cycle import SlotCycle
+from limiter.controller.plan import make_plans
+from limiter.model.bucket.operations import Acquire, Charge, Settle, Want
+from limiter.model.policy.policy import Criticality, read_policy_set
+from limiter.store.keys import Slot, bucket_name
+from limiter.store.link.connect import Link
+from limiter.store.scripts import AcquireScript, SettleScript
+from limiter.store.steering import Steering
+
+CYCLE_S = 0.1
+BATCH = 64
+WARM_UP_CYCLES = 12
+RATE = 100.0
+DEADLINE_US = 4_000_000_000_000_000
+POLICY = {
+    "name": "steered", "per": ["customer"], "rate": RATE, "mechanism": "requests", "charge": "learned", "burst": 1,
+}  # fmt: skip
+
+
+class Cost(NamedTuple):
+    """One cycle, in the middle of many."""
+
+    wall_us: float
+    own_us: float
+    """Processor time of the controller."""
+    store_us: float
+    """Processor time of the store."""
+
+
+class ControllerBench:
+    """A slot with some buckets, used and cycled in turn."""
+
+    def __init__(self, client: redis.Redis, link: Link, namespace: str) -> None:
+        self._client = client
+        self._slot = Slot(namespace)
+        self._plan = make_plans(read_policy_set({"policies": [{**POLICY, "namespace": namespace}]}))[namespace]
+        self._limit = self._plan.terms["steered"].limit
+        self._steering = Steering(link, lease_ms=60_000)
+        self._acquire, self._settle = AcquireScript(), SettleScript()
+        self._calls = 0
+        self._used_s = 0.0
+        self._chance = Random(1)  # noqa: S311  the same costs in every run
+        for script in (self._acquire, self._settle):
+            client.script_load(script.source)
+
+    async def measure(self, buckets: int, *, cycles: int, limited: float = 0.25, active: bool = True) -> Cost:
+        """The cost of a cycle over so many buckets, a part of them at their limit; or none used since the last."""
+        lease = await self._steering.take(self._slot)
+        assert lease is not None
+        cycle = SlotCycle(self._steering, self._slot, lease, self._plan, cycle_s=CYCLE_S)
+        costs = []
+        for number in range(WARM_UP_CYCLES + cycles):
+            if active or number < WARM_UP_CYCLES - 2:
+                self._use(buckets, limited)
+            store_s, own_s, began_s = self._store_s(), time.process_time(), time.perf_counter()
+            looked = await cycle.run()
+            wall_s, own_s = time.perf_counter() - began_s, time.process_time() - own_s
+            assert looked == buckets or not active
+            costs.append((wall_s * 1e6, own_s * 1e6, (self._store_s() - store_s) * 1e6))
+        await self._steering.release(self._slot)
+        return Cost(*(median(column) for column in zip(*costs[WARM_UP_CYCLES:], strict=True)))
+
+    def _use(self, buckets: int, limited: float) -> None:
+        """A request to each bucket, and some more to those at their limit; what is done is about what rates allow."""
+        now_s = time.perf_counter()
+        work, self._used_s = RATE * min(now_s - self._used_s, 1.0), now_s
+        every = round(1 / limited)
+        for first in range(0, buckets, BATCH):
+            numbers = range(first, min(first + BATCH, buckets))
+            names = {bucket_name("steered", [f"c{number}"]): number % every == 0 for number in numbers}
+            self._run(self._acquire, [self._ask(name) for name, more in names.items() for _ in range(3 if more else 1)])
+            works = [work * (self._chance.uniform(0.2, 1.8) if more else 0.5) for more in names.values()]
+            self._run(self._settle, list(map(self._report, names, works)))
+
+    def _ask(self, name: str) -> Acquire:
+        limit = self._limit
+        return Acquire((Want(name, limit.terms, limit.minimums[Criticality.CRITICAL], limit.charge, limit.how_unsaid),))
+
+    def _report(self, name: str, work: float) -> Settle:
+        self._calls += 1
+        charges = (Charge(name, 1.0, 1.0, self._limit.terms, in_requests=True),)
+        name = f"{self._calls}"
+        return Settle(reservation=name, charges=charges, work=work, acquired_us=1, deadline_us=DEADLINE_US)
+
+    def _run(self, script: AcquireScript | SettleScript, operations: list[Acquire] | list[Settle]) -> None:
+        self._calls += 1
+        call = script.call(self._slot.prefix, b"%d" % self._calls, operations)  # type: ignore[arg-type]
+        self._client.execute_command("EVALSHA", script.sha, *call)  # type: ignore[no-untyped-call]
+
+    def _store_s(self) -> float:
+        info = self._client.info("cpu")
+        return float(info["used_cpu_user_main_thread"]) + float(info["used_cpu_sys_main_thread"])

@@ -1,0 +1,1 @@
+"""Acquire and settle: descriptor → plan → batcher → decision, with deadlines and failure modes."""

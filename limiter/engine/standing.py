@@ -1,0 +1,50 @@
+"""Circuit breaker shared by acquire and settle: whether to ask the store, and what its silence means.
+
+no answer in time    the store failed: after a few times it is only probed (limiter/engine/breaker.py)
+out of memory        the store answered: acquires go without it, settles go on (S8, S15)
+busy                 nothing was sent: more was asked than the store can do; a probe among it is left to the next
+shunned              nothing was sent, because the breaker is open
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from limiter.engine.breaker import Breaker
+from limiter.model.tally import Unanswered
+from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreShunned, StoreUnavailable
+
+
+class Standing:
+    """The breaker of a node, with a clock and draws."""
+
+    def __init__(self, on_recovery: Callable[[], None] = lambda: None) -> None:
+        self.breaker = Breaker()
+        self._on_recovery = on_recovery
+
+    def allows(self, now_s: float) -> bool:
+        """Whether to ask the store now."""
+        return self.breaker.allows(now_s)
+
+    def answered(self) -> None:
+        """The store answered."""
+        breaker = self.breaker
+        if breaker.failures or breaker.is_open:
+            if breaker.is_open:
+                self._on_recovery()
+            breaker.succeed()
+
+    def unanswered(self, error: StoreUnavailable) -> Unanswered:
+        """Say why an operation was not applied, and draw the breaker's conclusion from it."""
+        if isinstance(error, StoreShunned):
+            return "breaker"
+        if isinstance(error, StoreBusy):
+            self.breaker.forgo()
+            return "busy"
+        if isinstance(error, StoreOutOfMemory):
+            self.answered()
+            return "out_of_memory"
+        self.breaker.fail(time.monotonic(), random.random())  # noqa: S311
+        return "deadline"

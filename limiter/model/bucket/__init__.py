@@ -1,0 +1,1 @@
+"""Buckets: records, the ledger of a slot, operations, reservations and decisions."""

@@ -1,0 +1,209 @@
+"""From what the buckets said to what the caller is told (B1, G6, S4, Q6).
+
+binding limit = of those that refused, the one that takes longest to pass; one that blocks the key before all others
+retry after   = its wait: (need − balance) / rate, or the end of a quota's window; never, if it never will
+by overload   = about a second, or a token's time where the class is limited, spread by the draw so that callers do not
+                come back together; never, where half of the class or more is refused
+quality       = the least of all limits;    overloaded = any of them;    a shadow has no say
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from limiter.model.bucket.admission import needed, part_of_minimum, wait_us
+from limiter.model.bucket.bucket import Params
+from limiter.model.bucket.contract import LimitState, Reason, Refused
+from limiter.model.bucket.operations import COVERED, LEARNED, TOO_LARGE, BucketAnswer, Lot, Pressure, Verdict, Want
+from limiter.model.policy.limit import Limit
+
+YEAR_S = 31_536_000.0
+"""JSON knows no infinity: a year stands for never."""
+
+YEAR_MS = YEAR_S * 1000
+
+SHED_NEVER_SHARE = 0.5
+"""Where so much of a class is refused, another attempt is more likely to add to the trouble than to pass (G6)."""
+
+SHED_WAIT_S = 1.0
+"""The controller moves about once a second: sooner nothing will have changed."""
+
+_BLOCKED, _TURNED_AWAY, _DENIED = Verdict.BLOCKED, Verdict.TURNED_AWAY, Verdict.DENIED
+
+_REASONS: dict[str, Reason] = {"work": "work", "requests": "request_rate", "quota": "quota"}
+
+
+def mechanism(limit: Limit, answer: BucketAnswer) -> Literal["work", "requests", "quota"]:
+    """How a limit's bucket counts now: an auto one says for itself (R10)."""
+    if limit.mechanism == "auto":
+        return "requests" if answer.in_requests else "work"
+    return limit.mechanism
+
+
+def limit_state(limit: Limit, params: Params, answer: BucketAnswer, now_us: int, wait_us: float | None) -> LimitState:
+    """One limit's part in a decision; `wait_us` is how long until it would pass, None if it does."""
+    balance, rate, capacity = answer.balance, answer.rate, answer.capacity
+    if limit.mechanism == "quota":
+        rate, window_s = 0.0, (params.window_end_us - params.window_start_us) / 1e6
+        reset_ms = (params.window_end_us - now_us) / 1e3
+    else:
+        window_s = capacity / rate
+        reset_ms = (capacity - balance) / rate * 1e3 if wait_us is None else wait_us / 1e3
+    if window_s > YEAR_S:
+        window_s = YEAR_S
+    if reset_ms > YEAR_MS:
+        reset_ms = YEAR_MS
+    how = limit.mechanism
+    return LimitState(
+        limit.name, mechanism(limit, answer) if how == "auto" else how, balance, capacity, rate,
+        limit.shadow, wait_us is None, window_s, reset_ms,
+    )  # fmt: skip
+
+
+def limit_states(
+    limits: Sequence[Limit],
+    wants: Sequence[Want],
+    answers: Sequence[BucketAnswer],
+    requests: float,
+    now_us: int,
+    lot: Lot | None = None,
+) -> tuple[LimitState, ...]:
+    """Every limit's part."""
+    states = []
+    for limit, want, answer in zip(limits, wants, answers, strict=True):
+        verdict, wait_us = answer.verdict, None
+        if verdict is _BLOCKED:
+            wait_us = _wait_us(limit, want, answer, requests=requests, now_us=now_us)
+        elif verdict is _TURNED_AWAY:
+            # Who should not retry is told when the controller will have moved: others of its kind need not wait a year.
+            wait_us = _shed_wait_us(answer, lot)
+            wait_us = SHED_WAIT_S * 1e6 if math.isinf(wait_us) else wait_us
+        elif verdict is _DENIED:
+            wait_us = answer.charge
+        states.append(limit_state(limit, want.params, answer, now_us, wait_us))
+    return tuple(states)
+
+
+def refusal(
+    limits: Sequence[Limit],
+    wants: Sequence[Want],
+    answers: Sequence[BucketAnswer],
+    *,
+    requests: float,
+    now_us: int,
+    degraded: bool = False,
+    lot: Lot | None = None,
+) -> Refused:
+    """Why not, and whether and when to come back: not while too many who meet this limit are retrying (G6)."""
+    waits = []
+    for limit, want, answer in zip(limits, wants, answers, strict=True):
+        denies = answer.verdict is _DENIED
+        if limit.shadow or answer.verdict < _BLOCKED:
+            waits.append((False, -1.0))
+        elif denies:
+            waits.append((True, answer.charge))
+        elif answer.verdict is _BLOCKED:
+            waits.append((False, _wait_us(limit, want, answer, requests=requests, now_us=now_us)))
+        else:
+            waits.append((False, _shed_wait_us(answer, lot)))
+    at = waits.index(max(waits))
+    denied, wait_us = waits[at]
+    if degraded and math.isinf(wait_us) and not wants[at].how & TOO_LARGE:
+        wait_us = SHED_WAIT_S * 1e6  # more than this node's share; the store may be back any moment
+    never = math.isinf(wait_us) or (limits[at].retries.too_many and not denied)
+    return Refused(
+        policy=limits[at].name,
+        reason=_reason(limits[at], wants[at], answers[at]),
+        retry="never" if never else "after",
+        retry_after_ms=0 if never else max(1, math.ceil(wait_us / 1e3)),
+        limits=limit_states(limits, wants, answers, requests, now_us, lot),
+        detail=_detail(limits[at], wants[at], answers[at], requests),
+        degraded=degraded,
+        overloaded=pressure(limits, answers).overloaded,
+    )
+
+
+def _reason(limit: Limit, want: Want, answer: BucketAnswer) -> Reason:
+    if answer.verdict is _TURNED_AWAY:
+        return "overload"
+    if answer.verdict is _DENIED:
+        return "blocked"
+    return "request_too_large" if want.how & TOO_LARGE else _REASONS[mechanism(limit, answer)]
+
+
+def pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> Pressure:
+    """What a caller is told of the overload of all its limits together (Q6, S4)."""
+    overloaded, quality = False, 1.0
+    for limit, answer in zip(limits, answers, strict=True):
+        if answer.pressure is not None and not limit.shadow:
+            overloaded = overloaded or answer.pressure.overloaded
+            quality = min(quality, answer.pressure.quality)
+    return Pressure(overloaded, quality)
+
+
+def _shed_wait_us(answer: BucketAnswer, lot: Lot | None) -> float:
+    """When to try again after overload control turned a request away."""
+    known, draw = answer.pressure or Pressure(), 0.5 if lot is None else lot.draw
+    if known.refused_share >= SHED_NEVER_SHARE:
+        return math.inf
+    if draw < known.refused_share:
+        # Evenly spread among those that were refused.
+        return SHED_WAIT_S * (0.5 + draw / known.refused_share) * 1e6
+    token_s = 1 / known.rate if known.rate > 0 else 0.0
+    return max(SHED_WAIT_S, token_s) * (0.5 + draw) * 1e6
+
+
+def _wait_us(limit: Limit, want: Want, answer: BucketAnswer, *, requests: float, now_us: int) -> float:
+    if want.how & TOO_LARGE:
+        return math.inf
+    need = _need(want, answer, requests)
+    if limit.mechanism != "quota":
+        return wait_us(balance=answer.balance, need=need, rate=answer.rate, capacity=answer.capacity)
+    if need > answer.capacity:
+        return math.inf
+    return float(want.params.window_end_us - now_us)
+
+
+def _need(want: Want, answer: BucketAnswer, requests: float) -> float:
+    """What the bucket asked for, as far as its answer tells."""
+    params, capacity = want.params, answer.capacity
+    part = capacity / params.whole_capacity
+    minimum = part_of_minimum(want.minimum, part=part, capacity=capacity)
+    if answer.in_requests and not params.is_quota:
+        debt_max = params.debt_max * answer.rate / params.committed
+    else:
+        debt_max = params.debt_max * part
+    taken = requests if answer.in_requests else answer.charge
+    covered = params.is_quota
+    if want.how & COVERED and not (covered or answer.in_requests):
+        covered, taken = True, min(taken, capacity) if want.how & LEARNED else taken
+    return needed(minimum, taken, debt_max=debt_max, capacity=capacity, covered=covered)
+
+
+def _detail(limit: Limit, want: Want, answer: BucketAnswer, requests: float) -> str:
+    if answer.verdict is _TURNED_AWAY:
+        return f"{limit.name}: {_shed_detail(answer.pressure or Pressure())}"
+    if answer.verdict is _DENIED:
+        return f"{limit.name}: blocked after too many refusals, for another {answer.charge / 1e6:.3g} s"
+    if want.how & TOO_LARGE:
+        return f"{limit.name}: the estimate of {want.charge:g} is above {limit.request_max:g}, the most for one request"
+    if limit.mechanism == "quota":
+        taken = requests if answer.in_requests else answer.charge
+        left = f"{answer.balance:g} of {answer.capacity:g} are left for this period"
+        return f"{limit.name}: {left}, and {taken:g} are wanted"
+    unit = "requests" if answer.in_requests or limit.counts else "units"
+    return (
+        f"{limit.name}: the balance is {answer.balance:.6g} of {answer.capacity:g} {unit}, this request needs "
+        f"{_need(want, answer, requests):g}, and {answer.rate:g} come each second"
+    )
+
+
+def _shed_detail(known: Pressure) -> str:
+    told = []
+    if known.refused_share > 0:
+        told.append(f"{known.refused_share * 100:.3g} % of the requests of this class are refused")
+    if known.rate > 0:
+        told.append(f"this class may send {known.rate:.4g} requests a second")
+    return f"overloaded; {' and '.join(told)}"

@@ -1,0 +1,168 @@
+"""Reservations are signed, not stored: the token itself says what was charged where.
+
+    token = base64url(payload ‖ BLAKE2b(payload, key = secret, 16 bytes))
+
+Whoever cannot sign cannot invent one, and a token of another installation, a truncated or a forged one are all the
+same to us: no reservation of ours (R6).
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as BinasciiError
+from binascii import b2a_base64
+from hashlib import blake2b
+from hmac import compare_digest
+from struct import Struct
+from struct import error as struct_error
+
+import msgspec
+
+from limiter.model.bucket.operations import LATE_US, Charge
+
+ID_SIZE = 12
+TOKEN_MAX = 131_072
+
+_VERSION = 2
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_TAG_SIZE = 16
+_HEAD = Struct(f"<B{ID_SIZE}sQQdBHBH")
+_CHARGE = Struct("<ddBB")
+_MORE = Struct("<d")
+_IN_REQUESTS, _EXPECTS, _UNPAID = 1, 2, 4
+_LATE = Struct("<Q")
+
+
+class Reservation(msgspec.Struct, frozen=True, gc=False):
+    """What a granted acquire took, and until when it may be settled without ado."""
+
+    id: bytes
+    namespace: str
+    partition: int
+    acquired_us: int
+    deadline_us: int
+    expected_ms: float
+    charges: tuple[Charge, ...]
+    class_number: int = 0
+    """Of the request's class, for whichever of its buckets has overload control (`limiter.model.overload.shedding`)."""
+    late_us: int = LATE_US
+    """How long after its deadline it may be settled. In the token, so that nodes that are set differently agree."""
+
+    @property
+    def name(self) -> str:
+        """The id as text, for keys."""
+        return urlsafe_b64encode(self.id).decode()
+
+
+class Signer:
+    """Turns reservations into tokens and back."""
+
+    def __init__(self, secret: bytes) -> None:
+        key = blake2b(secret, digest_size=32, person=b"hg-reservation").digest()
+        # Keyed once: a copy costs less than a new start.
+        self._keyed = blake2b(key=key, digest_size=_TAG_SIZE)
+
+    def sign(self, reservation: Reservation) -> str:
+        """The token to hand to the caller."""
+        payload = _pack(reservation)
+        return _encode(payload + self._tag(payload))
+
+    def open(self, token: str) -> Reservation | None:
+        """The reservation in a token of ours; None for anything else."""
+        if len(token) > TOKEN_MAX:
+            return None
+        try:
+            raw = urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
+        except (UnicodeEncodeError, BinasciiError):
+            return None
+        payload, tag = raw[:-_TAG_SIZE], raw[-_TAG_SIZE:]
+        if not compare_digest(self._tag(payload), tag) or _encode(raw) != token:
+            return None  # the second test: one reservation has one spelling
+        return _unpack(payload)
+
+    def _tag(self, payload: bytes) -> bytes:
+        keyed = self._keyed.copy()
+        keyed.update(payload)
+        return keyed.digest()
+
+
+class Keyring:
+    """Signs with the newest secret, and knows what was signed with the ones before."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signers = [signer]
+        self.sign = signer.sign
+
+    def sign_with(self, signer: Signer) -> None:
+        """Sign with another from now on."""
+        self._signers.insert(0, signer)
+        self.sign = signer.sign
+
+    def open(self, token: str) -> Reservation | None:
+        """The reservation in a token of ours; None for anything else."""
+        for signer in self._signers:
+            if (found := signer.open(token)) is not None:
+                return found
+        return None
+
+
+def _encode(raw: bytes) -> str:
+    return b2a_base64(raw, newline=False).translate(_URL_SAFE, b"=").decode()
+
+
+def _pack(reservation: Reservation) -> bytes:
+    charges, name = reservation.charges, reservation.namespace.encode("utf-8", "surrogatepass")
+    packed = _HEAD.pack(
+        _VERSION, reservation.id, reservation.acquired_us, reservation.deadline_us, reservation.expected_ms,
+        reservation.class_number, reservation.partition, len(charges), len(name),
+    ) + name  # fmt: skip
+    for charge in charges:
+        raw, expected_ms, uncollected = charge.bucket.encode(), charge.expected_ms, charge.uncollected
+        if expected_ms != expected_ms and not uncollected:  # by far the most
+            packed += _CHARGE.pack(charge.charge, charge.weight, charge.in_requests, len(raw)) + raw
+            continue
+        bits, more = int(charge.in_requests), b""
+        if expected_ms == expected_ms:
+            bits, more = bits + _EXPECTS, _MORE.pack(expected_ms)
+        if uncollected:
+            bits, more = bits + _UNPAID, more + _MORE.pack(uncollected)
+        packed += _CHARGE.pack(charge.charge, charge.weight, bits, len(raw)) + raw + more
+    return packed if reservation.late_us == LATE_US else packed + _LATE.pack(reservation.late_us)
+
+
+def _unpack(payload: bytes) -> Reservation | None:
+    """None for a layout of another version, signed by a node that is newer or older."""
+    try:
+        version, id_, acquired_us, deadline_us, expected_ms, class_number, partition, count, size = _HEAD.unpack_from(
+            payload
+        )
+    except struct_error:
+        return None
+    if version != _VERSION:
+        return None
+    at = _HEAD.size + size
+    namespace = payload[_HEAD.size : at].decode("utf-8", "surrogatepass")
+    charges = []
+    for _ in range(count):
+        charge, weight, bits, size = _CHARGE.unpack_from(payload, at)
+        at += _CHARGE.size
+        made = Charge(payload[at : at + size].decode(), charge, weight, None, bits & _IN_REQUESTS == _IN_REQUESTS)
+        at += size
+        if bits & _EXPECTS:
+            made = made.but(expected_ms=_MORE.unpack_from(payload, at)[0])
+            at += _MORE.size
+        if bits & _UNPAID:
+            made = made.but(uncollected=_MORE.unpack_from(payload, at)[0])
+            at += _MORE.size
+        charges.append(made)
+    return Reservation(
+        id=id_,
+        namespace=namespace,
+        partition=partition,
+        acquired_us=acquired_us,
+        deadline_us=deadline_us,
+        expected_ms=expected_ms,
+        charges=tuple(charges),
+        class_number=class_number,
+        late_us=_LATE.unpack_from(payload, at)[0] if len(payload) > at else LATE_US,
+    )

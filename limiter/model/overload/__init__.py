@@ -1,0 +1,1 @@
+"""Overload control: expectations, response times, utilisation, shedding and retries."""

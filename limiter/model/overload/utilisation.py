@@ -1,0 +1,156 @@
+"""What is refused while a service says that it is too busy (G5).
+
+    load   = max over signals of smoothed / target    smoothed += (1 − e^(−t / smoothing_s)) · (report − smoothed)
+    level += log2(load) · t / (4 · smoothing_s)       t: since the report before
+    admitted share of the k-th class, least critical first = 2^−max(0, level − CLASS_OCTAVES · k); k = 0, 1, …
+
+    above target   the level rises by the excess in octaves: a load of twice the target is one octave
+    at target      it stays: what is refused now is what keeps the load there
+    below target   it falls likewise
+    silent         no signal for longer than stale_s: it falls by SILENCE_OCTAVES; a shorter silence holds it (P8)
+
+Each octave of level halves what the marginal class may send; the next class is touched when the one before it is
+down to a quarter. As load goes with what is admitted, an octave of level is an octave of load however far
+the offered load lies above the target and whichever class sends it, so one gain suits all. 1 / (4 · smoothing_s) is
+the largest that does not overshoot behind a first-order filter. Rank 0 is never refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from limiter.model.policy.criticality import RANKS, Ranks, shed_order
+
+CLASS_OCTAVES = 2.0
+LAST_OCTAVES = 10.0
+"""How far the last class that may be refused can be cut: to a thousandth."""
+SILENCE_OCTAVES = -1.0
+EXCESS_MAX = 4.0
+"""Octaves: a signal further off says no more, so that one absurd report cannot move the level far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilisationParams:
+    """What a policy says of utilisation, resolved."""
+
+    target: float = 0.8
+    targets: Mapping[str, float] = field(default_factory=dict)
+    """Signals with a target of their own, in their own unit."""
+    smoothing_s: float = 1.0
+    stale_s: float = 10.0
+    ranks: Ranks = field(default_factory=lambda: RANKS)
+
+
+class UtilisationSample(NamedTuple):
+    """What services reported since the last sample; a signal that several reported, at its mean."""
+
+    elapsed_s: float
+    loads: Mapping[str, float]
+
+
+class Signal(NamedTuple):
+    """One kind of load, smoothed."""
+
+    load: float
+    age_s: float = 0.0
+    """Since it was last reported."""
+    covers_s: float = 0.0
+    """How much time the report of this step speaks for: since the one before; 0 without a report."""
+
+
+Rule = Literal["shed", "release", "hold", "silent"]
+
+
+class Reason(NamedTuple):
+    """Why the level is what it is; in words as text (R11)."""
+
+    rule: Rule
+    signal: str
+    load: float
+    target: float
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        """Say it: "cpu 1.2 (target 0.8): level 0 → 0.073"."""
+        told = f"{self.signal} {self.load:.3g} (target {self.target:g})" if self.signal else "no signal"
+        moved = f"{self.before:.3g} → {self.after:.3g}" if self.after != self.before else f"stays {self.after:.3g}"
+        return f"{told}: level {moved}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilisationState:
+    """The level, and the smoothed signals it follows."""
+
+    level: float = 0.0
+    signals: Mapping[str, Signal] = field(default_factory=dict)
+    reason: Reason | None = None
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether anybody is refused: the load itself only hovers around its target."""
+        return self.level > 0
+
+
+def level_max(ranks: Ranks) -> float:
+    """Where the most critical class that may be refused is cut to a thousandth; 0 if none may be."""
+    classes = len(shed_order(ranks))
+    return CLASS_OCTAVES * (classes - 1) + LAST_OCTAVES if classes else 0.0
+
+
+def refusal_share(level: float, rank: float, ranks: Ranks) -> float:
+    """The share of a rank's requests that is refused."""
+    if rank <= 0:
+        return 0.0
+    first = CLASS_OCTAVES * sum(other > rank for other in shed_order(ranks))
+    return 1 - math.exp2(-max(0.0, level - first))
+
+
+def refuses(level: float, rank: float, draw: float, ranks: Ranks) -> bool:
+    """Whether a request is refused; `draw` in [0, 1) is the chance it was given."""
+    return draw < refusal_share(level, rank, ranks)
+
+
+def step(state: UtilisationState, sample: UtilisationSample, params: UtilisationParams) -> UtilisationState:
+    """Smooth what was reported, and move the level by the excess of the busiest signal. No number, no move (P8)."""
+    if not 0 <= sample.elapsed_s < math.inf:
+        return state
+    signals = _smoothed(state.signals, sample, params)
+    busiest = max(signals, key=lambda name: signals[name].load / _target(name, params), default="")
+    if busiest:
+        load, target = signals[busiest].load, _target(busiest, params)
+        octaves, covers_s = _octaves(load / target), signals[busiest].covers_s
+        rule: Rule = "hold" if not covers_s or not octaves else "shed" if octaves > 0 else "release"
+    else:
+        load, target, octaves, covers_s, rule = 0.0, params.target, SILENCE_OCTAVES, sample.elapsed_s, "silent"
+    # One report, however late, must not move the level further than the filter could follow.
+    moved = state.level + octaves * min(covers_s, params.smoothing_s) / (4 * params.smoothing_s)
+    level = min(max(moved, 0.0), level_max(params.ranks))
+    reason = Reason(rule=rule, signal=busiest, load=load, target=target, before=state.level, after=level)
+    return UtilisationState(level=level, signals=signals, reason=reason)
+
+
+def _target(name: str, params: UtilisationParams) -> float:
+    return params.targets.get(name, params.target)
+
+
+def _octaves(ratio: float) -> float:
+    return max(-EXCESS_MAX, min(EXCESS_MAX, math.log2(ratio))) if ratio > 0 else -EXCESS_MAX
+
+
+def _smoothed(signals: Mapping[str, Signal], sample: UtilisationSample, params: UtilisationParams) -> dict[str, Signal]:
+    """Every signal that is not stale. The first report is taken as it is."""
+    smoothed = {}
+    for name in {**signals, **sample.loads}:
+        known, load = signals.get(name), sample.loads.get(name, math.nan)
+        covers_s = sample.elapsed_s + (known.age_s if known else 0.0)
+        if 0 <= load < math.inf:
+            weight = 1 - math.exp(-covers_s / params.smoothing_s)
+            before = known.load if known else load
+            smoothed[name] = Signal(before + weight * (load - before), 0.0, covers_s)
+        elif known and covers_s <= params.stale_s:
+            smoothed[name] = Signal(known.load, covers_s)
+    return smoothed

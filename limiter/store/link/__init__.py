@@ -1,0 +1,1 @@
+"""Connecting: servers, Sentinel, Cluster and the embedded store."""

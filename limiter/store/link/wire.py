@@ -1,0 +1,110 @@
+"""A connection without coroutines: commands go out, each reply goes to whoever sent the command, in order.
+
+It begins as a redis-py connection that was opened and greeted as its URL says; then its transport changes its protocol.
+The hot path uses it (`limiter.store.batcher`): a task, streams and a timer for every call cost as much as the call.
+
+* a command is written at once and once; who is told that the connection was lost does not know whether it ran;
+* the reply to a command is told to nobody else: with the first one that is missing at its deadline the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import hiredis
+from redis._parsers.base import BaseParser
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import InvalidResponse, ResponseError
+
+from limiter.store.errors import StoreUnavailable
+from limiter.store.link.deadline import Deadline
+
+Replied = Callable[[Any], None]
+"""Is told the reply, or the exception that it means."""
+
+
+class Wire(asyncio.Protocol):
+    """One connection that several calls share."""
+
+    def __init__(
+        self, connection: AbstractConnection, where: str, meaning: Callable[[ResponseError], Exception]
+    ) -> None:
+        self._where = where
+        self._meaning = meaning
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=BaseParser.parse_error)
+        self._waiting: deque[tuple[float, Replied]] = deque()
+        self._timer: Deadline | None = None
+        self.is_open = True
+        self._is_retired = False
+        # The writer is kept: it would close its transport when it goes.
+        self._writer: asyncio.StreamWriter = connection._writer  # type: ignore[assignment]  # noqa: SLF001
+        connection._reader = connection._writer = None  # noqa: SLF001  it is ours now
+        self._transport = cast("asyncio.Transport", self._writer.transport)
+        self._transport.set_protocol(self)
+
+    def send(self, packed: bytes, replied: Replied, *, deadline_s: float) -> None:
+        """Send a command. Without its reply by the deadline (the loop's time) the connection is given up."""
+        self._waiting.append((deadline_s, replied))
+        self._transport.write(packed)
+        if self._timer is None:
+            self._timer = Deadline(deadline_s, self._look)
+
+    def data_received(self, data: bytes) -> None:
+        """Replies, or parts of them."""
+        reader, waiting = self._reader, self._waiting
+        reader.feed(data)
+        try:
+            while (reply := reader.gets()) is not False:
+                if not waiting:
+                    self.close("it sent what nobody had asked for")
+                    return
+                _, replied = waiting.popleft()
+                replied(self._meaning(reply) if isinstance(reply, ResponseError) else reply)
+        except InvalidResponse as error:
+            self.close(f"it sent what is no reply: {error}")
+        if self._is_retired and not waiting:
+            self.close("it is not used any more")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server, or we, have ended it."""
+        self._end(str(exc) if exc else "the connection was closed")
+
+    def eof_received(self) -> bool:
+        """The server sends no more: it has closed."""
+        return False
+
+    def retire(self) -> None:
+        """End once the last reply has come; nothing more is sent."""
+        self._is_retired = True
+        if not self._waiting:
+            self.close("it is not used any more")
+
+    def close(self, why: str) -> None:
+        """End at once. Who still waits is told that there is no reply."""
+        if self.is_open:
+            self._transport.abort()
+            self._end(why)
+
+    def _look(self) -> None:
+        """One timer for all: it looks at the oldest command, and sets itself again."""
+        self._timer = None
+        if not self._waiting:
+            return
+        oldest_s, _ = self._waiting[0]
+        if oldest_s <= self._loop.time():
+            self.close("it did not answer in time")
+        else:
+            self._timer = Deadline(oldest_s, self._look)
+
+    def _end(self, why: str) -> None:
+        self.is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, deque()
+        for _, replied in waiting:
+            replied(StoreUnavailable(f"{self._where}: {why}"))

@@ -1,0 +1,197 @@
+"""Entries of the policy store: how each is called, what is in it, and whose it is.
+
+p:<namespace>/<name>    a policy            7@file {"name":"reads",…}     revision, owner, JSON
+n:<namespace>           a namespace         8@api {"partitions":4,…}
+p:<name>                a policy as older versions called it, when a name was unique in the whole store
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, NamedTuple
+
+from limiter.model.policy.policy import Namespace, Policy, PolicyError, dump, is_name, read_namespace, read_policy
+from limiter.model.policy.policy_log import ENTRY_BYTES_MAX, Action, Entry, Logged
+from limiter.store.policies.policy_layout import unpack_entry
+
+API = "api"
+"""Who owns what was changed over HTTP or by hand; also what is from before there were owners."""
+
+DEFAULT = "default"
+"""The namespace of policies that name none."""
+
+ENTRIES_AT_ONCE = 20
+"""Entries to read or write before others have their turn: about a millisecond."""
+
+Kind = Literal["policy", "namespace"]
+
+
+class Place(NamedTuple):
+    """What an entry is about: a policy of a namespace, or a namespace, whose `name` is its own."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"policy {self.title}" if self.kind == "policy" else self.title
+
+    @property
+    def title(self) -> str:
+        """`default/reads`, or `namespace orders`."""
+        return f"{self.namespace}/{self.name}" if self.kind == "policy" else f"namespace {self.name}"
+
+    @property
+    def entry(self) -> str:
+        """What it is called in the store."""
+        return f"p:{self.namespace}/{self.name}" if self.kind == "policy" else f"n:{self.name}"
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether anything can be called so; no other text may become a key (N3)."""
+        return is_name(self.namespace) and is_name(self.name)
+
+
+def policy_place(namespace: str, name: str) -> Place:
+    """Where a policy is kept."""
+    return Place("policy", namespace, name)
+
+
+def namespace_place(name: str) -> Place:
+    """Where it is kept how a namespace is spread."""
+    return Place("namespace", name, name)
+
+
+def place_of(entry: str) -> Place:
+    """What an entry is about; one by an old name is taken to be of the default namespace."""
+    kind, _, rest = entry.partition(":")
+    if kind == "n":
+        return namespace_place(rest)
+    namespace, slash, name = rest.partition("/")
+    return policy_place(namespace, name) if slash else policy_place(DEFAULT, rest)
+
+
+def is_old(entry: str) -> bool:
+    """Whether a policy still has the name that an older version gave it."""
+    return entry.startswith("p:") and "/" not in entry and is_name(entry[2:])
+
+
+def old_entry(name: str) -> str:
+    """What older versions called a policy."""
+    return f"p:{name}"
+
+
+class Kept(NamedTuple):
+    """An entry, read. A part that is text says what is wrong with it."""
+
+    place: Place
+    part: Policy | Namespace | str
+    revision: int
+    owner: str
+
+
+def read_entry(entry: str, raw: bytes) -> Kept:
+    """An entry as it is in force, or what is wrong with it."""
+    place, kept = place_of(entry), Entry(0, raw)
+    try:
+        kept = unpack_entry(raw)
+        document = json.loads(kept.text)
+        if place.kind == "namespace":
+            return Kept(place, read_namespace(place.name, document), kept.revision, kept.owner)
+        policy = read_policy(document, stored=True)
+        named = policy_place(policy.namespace, policy.name)
+        if entry in (named.entry, old_entry(policy.name)):
+            return Kept(named, policy, kept.revision, kept.owner)
+        problem = f"it calls itself {named.namespace}/{named.name}"
+    except PolicyError as error:
+        problem = "; ".join(error.problems)
+    except (ValueError, RecursionError) as error:
+        problem = f"it is no entry of ours ({error})"
+    return Kept(place, problem, kept.revision, kept.owner)
+
+
+def moved(entry: str, raw: bytes) -> tuple[str, bytes]:
+    """What an entry by an old name is called now, and its text, unread where it is damaged."""
+    text = standing(raw).text
+    document = document_of(text)
+    namespace = document.get("namespace", DEFAULT) if isinstance(document, dict) else DEFAULT
+    known = isinstance(namespace, str) and is_name(namespace)
+    return policy_place(namespace if known else DEFAULT, entry[2:]).entry, text
+
+
+def text_of(part: Policy | Namespace, place: Place) -> bytes:
+    """How a policy or a namespace is kept; PolicyError if it is too long."""
+    text = json.dumps(dump(part), separators=(",", ":")).encode()
+    if len(text) > ENTRY_BYTES_MAX:
+        raise PolicyError([f"{place}: found {len(text)} bytes; allowed: at most {ENTRY_BYTES_MAX} bytes of JSON"])
+    return text
+
+
+def differs(raw: bytes | None, text: bytes) -> bool:
+    """Whether what is kept is not what is wanted; the order of fields does not matter."""
+    if raw is None:
+        return True
+    try:
+        kept = unpack_entry(raw).text
+        return kept != text and bool(json.loads(kept) != json.loads(text))
+    except (ValueError, RecursionError):
+        return True
+
+
+def standing(raw: bytes) -> Entry:
+    """An entry as it is kept: of revision 0 and nobody's where it is damaged."""
+    try:
+        return unpack_entry(raw)
+    except ValueError:
+        return Entry(0, raw)
+
+
+class AuditEntry(NamedTuple):
+    """One change: who, when (the store's time), what, and the entry before and after; None where there was none."""
+
+    revision: int
+    when_us: int
+    who: str
+    action: Action
+    kind: Kind
+    namespace: str
+    """Empty where a policy went from one namespace to another, which older versions allowed."""
+    name: str
+    before: Any
+    after: Any
+    owner: str | None
+    """Whose the entry is since then, or was when it was removed; None where that was not kept."""
+
+    def concerns(self, namespace: str) -> bool:
+        """Whether it tells anything of a policy of this namespace, or of the namespace itself."""
+        if self.kind == "namespace" or self.namespace:
+            return namespace == self.namespace
+        return namespace in _namespaces(self.before, self.after)
+
+
+def audit_entry(logged: Logged) -> AuditEntry:
+    """A remembered change as people want to see it."""
+    place, owner = place_of(logged.entry), logged.owner or None
+    before, after = document_of(logged.before), document_of(logged.after)
+    namespace = place.namespace
+    if is_old(logged.entry):
+        found = _namespaces(before, after)
+        namespace = found.pop() if len(found) == 1 else ""
+    seen = (logged.revision, logged.when_us, logged.who, logged.action, place.kind)
+    return AuditEntry(*seen, namespace, place.name, before, after, owner)
+
+
+def _namespaces(*documents: Any) -> set[str]:
+    """The namespaces that policies were in, as far as that can be read."""
+    found = (document.get("namespace", DEFAULT) for document in documents if isinstance(document, dict))
+    return {namespace for namespace in found if isinstance(namespace, str)}
+
+
+def document_of(text: bytes) -> Any:
+    """The JSON that is kept, as plain data; the text itself if it is none, None if there is nothing."""
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text.decode("utf-8", "replace")

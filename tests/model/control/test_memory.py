@@ -1,0 +1,48 @@
+"""What the controller keeps of a bucket: read back as it was, or not at all."""
+
+import math
+
+import msgspec
+import pytest
+
+from limiter.model.control.cycle import State
+from limiter.model.control.learning import Learning
+from limiter.model.control.mechanism import Pace
+from limiter.model.control.memory import VERSION, Memory, pack, unpack
+from limiter.model.control.sampling import Counters
+from limiter.model.control.smoothing import Load, Moments
+from limiter.model.control.steering import Reason
+
+STATE = State(
+    Counters(1e15, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0),
+    is_waiting=True,
+    load=Load(1.5, 2.5, 0.25, 3.5),
+    moments=Moments(1.0, 2.0, 3.0),
+    pace=Pace(10.0, 100.0, 1.0),
+    learning=Learning(-2, 0.5),
+    was_set=True,
+)
+REASON = Reason(1e15, 100.0, 90.0, 5.0, 0.1, "raise", 18.0, 18.5)
+
+
+def test_what_is_kept_comes_back_as_it_was() -> None:
+    assert unpack(pack(STATE, [REASON, REASON])) == Memory(VERSION, STATE, [REASON, REASON])
+    assert unpack(pack(State(), [])) == Memory(VERSION, State(), [])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        b"",
+        b"nonsense",
+        pack(STATE, [REASON])[:-1],
+        pack(STATE, [REASON]) + b"\x00",
+        msgspec.msgpack.encode([VERSION + 1, STATE, []]),
+        msgspec.msgpack.encode([VERSION, STATE, [[1, 2]]]),
+        pack(msgspec.structs.replace(STATE, load=Load(math.nan)), []),
+        pack(STATE, [msgspec.structs.replace(REASON, after=math.inf)]),
+    ],
+)
+def test_p8_what_cannot_be_used_counts_as_nothing(raw: bytes | None) -> None:
+    assert unpack(raw) is None

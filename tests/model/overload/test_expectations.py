@@ -1,0 +1,294 @@
+"""Q1–Q5: what is missed, how the throttle moves, whom it refuses."""
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limiter.model.overload.expectations import (
+    ExpectationParams,
+    ExpectationSample,
+    ExpectationState,
+    Mode,
+    expected_ms,
+    refusal_share,
+    refuses,
+    start,
+    step,
+)
+
+DAMPED = ExpectationParams()
+IDEAL = ExpectationParams(mode=Mode.IDEAL)
+BAD = ExpectationSample(1.0, settled=100, missed=12, slack_min_ms=-50)
+FINE = ExpectationSample(1.0, settled=100, missed=0, slack_min_ms=50)
+
+
+def run(*samples: ExpectationSample, params: ExpectationParams = DAMPED, throttle: float = 0.0) -> ExpectationState:
+    state = replace(start(params), throttle=throttle)
+    for sample in samples:
+        state = step(state, sample, params)
+    return state
+
+
+def slack(slack_min_ms: float) -> ExpectationSample:
+    return ExpectationSample(1.0, settled=100, slack_min_ms=slack_min_ms)
+
+
+def test_the_defaults() -> None:
+    assert (DAMPED.expected_latency_ms, DAMPED.threshold, DAMPED.window_s, DAMPED.interval_s) == (200, 0.05, 10, 1)
+    assert (DAMPED.step_up, DAMPED.step_down, DAMPED.calm_intervals, DAMPED.initial) == (10, 1, 3, 0)
+    assert (DAMPED.mode, DAMPED.ideal_band_ms) == (Mode.DAMPED, (5, 20))
+
+
+def test_q1_the_requests_own_expectation_wins() -> None:
+    params = ExpectationParams(expected_by={"operation": {"report": 5000}, "client": {"mobile": 800}})
+    both = {"operation": "report", "client": "mobile"}
+    assert expected_ms(50, both, params) == 50
+    assert expected_ms(0, both, params) == 0
+    assert expected_ms(None, both, params) == 5000
+    assert expected_ms(None, {"client": "mobile"}, params) == 800
+    assert expected_ms(None, {"operation": "read"}, params) == 200
+
+
+@pytest.mark.parametrize(("missed", "overloaded"), [(0, False), (5, False), (5.01, True), (100, True)])
+def test_q2_more_than_the_threshold_is_overload(missed: float, overloaded: bool) -> None:
+    assert run(ExpectationSample(1.0, 100, missed)).overloaded is overloaded
+
+
+def test_q2_the_share_is_of_the_whole_window() -> None:
+    once = ExpectationSample(1.0, settled=100, missed=40, slack_min_ms=-1)
+    assert not run(*[FINE] * 7, once).overloaded
+    assert run(*[FINE] * 6, once).overloaded
+    assert run(once, *[FINE] * 6).overloaded
+    assert not run(once, *[FINE] * 7).overloaded
+
+
+def test_q2_what_is_older_than_the_window_is_forgotten() -> None:
+    flood = ExpectationSample(1.0, settled=10_000, missed=10_000, slack_min_ms=-1)
+    assert run(flood, *[FINE] * 9).overloaded
+    assert not run(flood, *[FINE] * 10).overloaded
+
+
+def test_q3_each_overloaded_interval_adds_a_large_step() -> None:
+    assert [run(*[BAD] * n).throttle for n in range(4)] == [0, 10, 20, 30]
+
+
+def test_q3_a_window_that_only_remembers_adds_nothing() -> None:
+    state = run(*[BAD] * 3, FINE)
+    assert state.overloaded
+    assert state.throttle == 30
+    assert state.reason is not None
+    assert state.reason.rule == "wait"
+
+
+def test_q3_small_steps_out_after_calm_intervals() -> None:
+    short = ExpectationParams(window_s=1)
+    throttles = [run(*[BAD] * 3, *[FINE] * n, params=short).throttle for n in range(7)]
+    assert throttles == [30, 30, 30, 30, 29, 28, 27]
+
+
+def test_q3_calm_must_be_consecutive() -> None:
+    short = ExpectationParams(window_s=1)
+    assert run(BAD, FINE, FINE, FINE, BAD, FINE, FINE, FINE, params=short).throttle == 20
+
+
+def test_q3_never_below_the_initial_value() -> None:
+    params = ExpectationParams(initial=3)
+    assert start(params).throttle == 3
+    assert run(*[FINE] * 20, params=params, throttle=5).throttle == 3
+
+
+def test_the_throttle_is_bounded() -> None:
+    assert run(*[BAD] * 50).throttle == 100
+    assert run(*[BAD] * 50, params=ExpectationParams(throttle_max=25)).throttle == 25
+
+
+def test_where_nobody_is_admitted_any_more_the_throttle_waits() -> None:
+    """What still misses was let in by an older throttle; a larger one would only take longer to come down."""
+    state = run(BAD, BAD._replace(admitted=0))
+    assert state.throttle == 10
+    assert run(BAD, BAD._replace(admitted=0), params=IDEAL).throttle == 10
+    assert run(BAD, BAD._replace(admitted=1)).throttle == 20
+
+
+@pytest.mark.parametrize(
+    ("throttle", "rank", "share"), [(10, 0, 0), (10, 1, 0.1), (10, 4, 0.4), (25, 4, 1), (90, 4, 1)]
+)
+def test_q4_a_rank_is_refused_in_m_times_p_percent(throttle: float, rank: float, share: float) -> None:
+    assert refusal_share(throttle, rank) == pytest.approx(share)
+    draws = [number / 1000 for number in range(1000)]
+    assert sum(refuses(throttle, rank, draw) for draw in draws) == pytest.approx(share * 1000)
+
+
+def test_q4_rank_zero_is_never_refused_and_the_full_throttle_refuses_always() -> None:
+    assert not refuses(100, 0, 0.0)
+    assert refuses(100, 1, math.nextafter(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("slack_ms", "throttle", "rule"),
+    [(4.9, 50.25, "tighten"), (5, 50, "hold"), (20, 50, "hold"), (20.1, 49.75, "loosen"), (-3, 50.25, "tighten")],
+)  # fmt: skip
+def test_q5_the_throttle_follows_the_slack(slack_ms: float, throttle: float, rule: str) -> None:
+    state = run(slack(slack_ms), params=IDEAL, throttle=50)
+    assert (state.throttle, state.reason and state.reason.rule) == (throttle, rule)
+
+
+def test_q5_overload_takes_the_large_step_here_too() -> None:
+    assert run(BAD, params=IDEAL, throttle=50).throttle == 60
+
+
+def test_q5_the_least_slack_of_the_window_counts() -> None:
+    state = run(slack(10), slack(25), params=IDEAL, throttle=50)
+    assert state.throttle == 50
+    assert run(slack(10), *[slack(25)] * 10, params=IDEAL, throttle=50).throttle == 49.75
+
+
+def test_q5_slack_from_before_the_last_move_says_nothing() -> None:
+    assert run(slack(1), slack(10), params=IDEAL, throttle=50).throttle == 50.25
+    assert run(slack(1), slack(1), params=IDEAL, throttle=50).throttle == 50.5
+
+
+def test_q5_who_serves_nobody_loosens() -> None:
+    assert run(ExpectationSample(1.0, admitted=0), params=IDEAL, throttle=100).throttle == 99.75
+
+
+@pytest.mark.parametrize(
+    ("throttle", "admitted", "refused", "step"),
+    [
+        (22.5, 3000, 27_000, 0.1),  # all of rank 4, a tenth is admitted: 4 % of that
+        (24.5, 600, 29_400, 0.0625),  # hardly anybody is: a quarter of a percent of all that ask
+        (90, 3000, 27_000, 0.25),  # all of rank 1: a whole step moves 2.5 %
+        (12.5, 3000, 3000, 0.25),
+        (0, 3000, 0, 0.25),
+        (50, 0, 0, 0.25),  # nobody is admitted, and nobody in part
+    ],
+)
+def test_q5_a_small_step_moves_little_of_what_is_admitted(
+    throttle: float, admitted: float, refused: float, step: float
+) -> None:
+    sample = slack(4)._replace(admitted=admitted, refused=refused)
+    assert run(sample, params=IDEAL, throttle=throttle).throttle == pytest.approx(throttle + step)
+    loose = slack(21)._replace(admitted=admitted, refused=refused)
+    assert run(loose, params=IDEAL, throttle=throttle).throttle == pytest.approx(max(0, throttle - step))
+
+
+def test_q6_changed_bounds_reach_a_live_throttle() -> None:
+    state = run(*[BAD] * 5)
+    assert step(state, FINE, ExpectationParams(throttle_max=20)).throttle == 20
+
+
+def test_cycles_make_intervals() -> None:
+    part = ExpectationSample(0.1, settled=10, missed=2, slack_min_ms=-1)
+    assert run(*[part] * 9).throttle == 0
+    assert run(*[part] * 10).throttle == 10
+    assert run(*[part] * 20).throttle == 20
+
+
+def test_a_bucket_that_nobody_looked_at_is_calm_meanwhile() -> None:
+    late = ExpectationSample(60.0)
+    state = run(*[BAD] * 3, late)
+    # The window remembers for nine intervals, three are calm, the others lower the throttle by one each.
+    assert state.throttle == 0
+    assert run(*[BAD] * 3, ExpectationSample(20.0)).throttle == 30 - (20 - 9 - 3)
+    assert not state.overloaded
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        ExpectationSample(math.nan, 1, 1),
+        ExpectationSample(-1.0),
+        ExpectationSample(1.0, math.inf, 1),
+        ExpectationSample(1.0, 1, math.nan),
+        ExpectationSample(1.0, 1, 1, math.nan),
+        ExpectationSample(1.0, 1, 1, 0, math.nan),
+        ExpectationSample(1.0, 1, 1, 0, 1, math.nan),
+    ],
+)
+def test_p8_what_is_no_number_holds(sample: ExpectationSample) -> None:
+    state = run(BAD, BAD)
+    assert replace(step(state, sample, DAMPED), reason=state.reason) == state
+
+
+@pytest.mark.parametrize(
+    ("samples", "params", "words"),
+    [
+        ([BAD, BAD], DAMPED, "12 % missed 200 ms (threshold 5 %): M 10 → 20"),
+        (
+            [BAD, FINE],
+            DAMPED,
+            "6 % missed 200 ms (threshold 5 %), but not of those that this throttle let in: M stays 10",
+        ),
+        ([FINE], DAMPED, "0 % missed 200 ms (threshold 5 %), calm for 1: M stays 0"),
+        ([slack(3)], IDEAL, "least slack 3 ms (band 5 to 20 ms): M 0 → 0.25"),
+        ([ExpectationSample(1.0)], IDEAL, "nobody was served (band 5 to 20 ms): M stays 0"),
+    ],
+)  # fmt: skip
+def test_r11_the_reason_is_told_in_words(
+    samples: list[ExpectationSample], params: ExpectationParams, words: str
+) -> None:
+    assert str(run(*samples, params=params).reason) == words
+
+
+def test_no_reason_without_a_decision() -> None:
+    assert run(BAD._replace(elapsed_s=0.1)).reason is None
+
+
+wild = st.floats() | st.floats(0, 1e6)
+samples = st.builds(ExpectationSample, st.floats(0, 100) | wild, wild, wild, wild, wild, wild)
+parameters = st.builds(
+    ExpectationParams,
+    mode=st.sampled_from(Mode),
+    threshold=st.floats(0, 1),
+    window_s=st.floats(1, 30),
+    step_up=st.floats(2, 100),
+    step_down=st.floats(0.01, 1),
+    calm_intervals=st.integers(0, 5),
+    initial=st.floats(0, 100),
+    ideal_step=st.floats(0.01, 1),
+)
+
+
+@given(parameters, st.lists(samples, max_size=30))
+def test_the_throttle_stays_in_its_bounds_whatever_is_told(
+    params: ExpectationParams, history: list[ExpectationSample]
+) -> None:
+    state = start(params)
+    for sample in history:
+        before = state.throttle
+        state = step(state, sample, params)
+        assert params.initial <= state.throttle <= params.throttle_max
+        assert state.throttle - before <= max(params.step_up, params.ideal_step) * max(1.0, sample.elapsed_s + 1)
+        assert len(state.intervals) <= params.window_intervals
+        assert state.open_s < params.interval_s
+        assert str(state.reason)
+
+
+@pytest.mark.parametrize("params", [DAMPED, IDEAL, replace(DAMPED, interval_s=0.1)], ids=["damped", "ideal", "short"])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        ExpectationSample(sys.float_info.max),
+        ExpectationSample(sys.float_info.max, settled=1, missed=1),
+        ExpectationSample(1.0, settled=sys.float_info.max, missed=sys.float_info.max),
+        ExpectationSample(1.0, settled=1, refused=sys.float_info.max),
+    ],
+)
+def test_p8_a_huge_finite_number_is_judged_like_a_large_one_or_not_at_all(
+    params: ExpectationParams, sample: ExpectationSample
+) -> None:
+    """F-P8: a time of 1.8e308 s overflowed, and so did two such counts in one window."""
+    state = run(sample, sample, sample, params=params)
+    assert params.initial <= state.throttle <= params.throttle_max
+    assert state.open_s < params.interval_s
+
+
+@given(st.floats(0, 1e6), st.floats(0, 100), st.floats(0, 100), st.floats(0, 1, exclude_max=True))
+def test_q4_who_has_the_greater_rank_is_refused_no_less(throttle: float, one: float, other: float, draw: float) -> None:
+    low, high = sorted((one, other))
+    assert 0 <= refusal_share(throttle, low) <= refusal_share(throttle, high) <= 1
+    assert refuses(throttle, high, draw) or not refuses(throttle, low, draw)
