@@ -24,7 +24,7 @@ local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED = 
 local SHEDS = 16  -- added to the status of an operation that was subject to overload control
 local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED = 0, 1, 2, 3, 8
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
-local LEASE, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
+local DRY_RUN, DRAWN, IDEMPOTENT = 2, 4, 8
 local LEARNED, TOO_LARGE, COVERED = 1, 2, 4  -- how a bucket is asked
 local IDEMPOTENCY_TTL_MS = 60000
 local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 58
@@ -90,18 +90,14 @@ end
 
 -- W3, W13. What is taken must be within the debt bound, or a minimum below it would be no limit at all; a charge that no
 -- balance could pay waits for a full bucket. A quota is absolute (P4): it has to cover the charge as well, and so has a
--- bucket that is asked to, but for what was learned: more than it holds would never be there. A lease (P9) takes only the
--- share of what it wants that every bucket can give while keeping its minimum.
-local function judge(count, requests, leased)
-  local granted, share = true, 1
+-- bucket that is asked to, but for what was learned: more than it holds would never be there.
+local function judge(count, requests)
+  local granted = true
   for i = 1, count do
     local at = index[i]
     local record, term, need, want, asked = records[at], terms[at], minimum[i], charge[i], how[i]
-    local balance, passed = record[BALANCE], true
-    if part[at] ~= 1 then
-      need = part_of(need, part[at], record[CAPACITY])
-      minimum[i] = need
-    end
+    local balance = record[BALANCE]
+    if part[at] ~= 1 then need = part_of(need, part[at], record[CAPACITY]) end
     if unit[at] ~= 0 then
       want = requests
       if asked >= COVERED then asked = asked - COVERED end
@@ -111,19 +107,13 @@ local function judge(count, requests, leased)
       if want > most and not term.quota then want = most end
       charge[i] = want
     end
-    if leased then
-      local available = balance - need
-      passed = available > 0
-      if passed and want * share > available and not term.shadow then share = available / want end
-    else
-      local cover = want
-      if not term.quota then
-        local capacity = record[CAPACITY]
-        if asked < COVERED then cover = want - record[DEBT_MAX] end
-        if cover > capacity and (asked < COVERED or asked % 2 == LEARNED) then cover = capacity end
-      end
-      passed = balance >= need and balance >= cover and (asked < TOO_LARGE or not has(asked, TOO_LARGE))
+    local cover = want
+    if not term.quota then
+      local capacity = record[CAPACITY]
+      if asked < COVERED then cover = want - record[DEBT_MAX] end
+      if cover > capacity and (asked < COVERED or asked % 2 == LEARNED) then cover = capacity end
     end
+    local passed = balance >= need and balance >= cover and (asked < TOO_LARGE or not has(asked, TOO_LARGE))
     verdict[i] = passed and PASSED or BLOCKED
     if term.block_for then
       local left_us = blocked_us(record, term, now_us)
@@ -131,11 +121,11 @@ local function judge(count, requests, leased)
     end
     if not (passed or term.shadow) then granted = false end
   end
-  return granted, share
+  return granted
 end
 
 -- Debit every bucket of a granted operation; one that only watches (P11) takes part as long as it would admit.
-local function commit(count, requests, granted, share)
+local function commit(count, requests, granted)
   for i = 1, count do
     local at = index[i]
     local record = records[at]
@@ -145,14 +135,12 @@ local function commit(count, requests, granted, share)
       if verdict[i] ~= TURNED_AWAY then record[REFUSED] = record[REFUSED] + requests end
       if verdict[i] == BLOCKED and terms[at].block_for then count_refusal(record, terms[at], requests, now_us) end
     elseif granted then
-      local balance, taken = record[BALANCE], (unit[at] ~= 0 and requests or charge[i]) * share
-      if share < 1 and taken > balance - minimum[i] then taken = balance - minimum[i] end
-      local wanted = taken
-      taken = collectable(record, taken)
-      record[BALANCE] = balance - taken
+      local wanted = unit[at] ~= 0 and requests or charge[i]
+      local taken = collectable(record, wanted)
+      record[BALANCE] = record[BALANCE] - taken
       if taken < wanted then record[UNCOLLECTED] = record[UNCOLLECTED] + (wanted - taken) end
-      record[ADMITTED] = record[ADMITTED] + requests * share
-      record[WORK_CHARGED] = record[WORK_CHARGED] + (unit[at] ~= 0 and charge[i] * share or taken)
+      record[ADMITTED] = record[ADMITTED] + requests
+      record[WORK_CHARGED] = record[WORK_CHARGED] + (unit[at] ~= 0 and charge[i] or taken)
       verdict[i], charge[i] = DEBITED, taken
     end
   end
@@ -175,43 +163,31 @@ end
 -- The class of the operation at hand and the chance it was given; only where a bucket has overload control.
 local class, draw
 
--- Q4, S3: whether overload control turns the request away. A lease takes no more than the class may send now.
-local function turns_away(shedding, requests, leased, share)
-  if draw < shedding[SHED_SHARE + class] then return true, share end
-  if shedding[SHED_RATE + class] == 0 then return false, share end
-  local tokens = shedding[SHED_TOKENS + class]
-  if not leased then return tokens < 1, share end
-  if requests * share > tokens then share = tokens / requests end
-  return tokens <= 0, share
+-- Q4, S3: whether overload control turns the request away.
+local function turns_away(shedding)
+  return draw < shedding[SHED_SHARE + class] or (shedding[SHED_RATE + class] ~= 0 and shedding[SHED_TOKENS + class] < 1)
 end
 
 -- Overload control has the last word, so that the share it refuses is that of all requests.
-local function shed(count, requests, leased, share)
+local function shed(count)
   local granted = true
   for i = 1, count do
     local at = index[i]
     local shedding = records[at][SHEDDING]
-    if shedding then
-      local turned_away, rest = turns_away(shedding, requests, leased, share)
-      if turned_away and verdict[i] ~= DENIED then
-        verdict[i] = TURNED_AWAY
-      elseif not terms[at].shadow then
-        share = rest
-      end
-    end
+    if shedding and verdict[i] ~= DENIED and turns_away(shedding) then verdict[i] = TURNED_AWAY end
     if verdict[i] >= BLOCKED and not terms[at].shadow then granted = false end
   end
-  return granted, share
+  return granted
 end
 
-local function commit_classes(count, requests, share)
+local function commit_classes(count, requests)
   for i = 1, count do
     local shedding = records[index[i]][SHEDDING]
     if shedding and verdict[i] == TURNED_AWAY then
       shedding[SHED + class] = shedding[SHED + class] + requests
     elseif shedding and verdict[i] == DEBITED and shedding[SHED_RATE + class] > 0 then
-      local tokens, taken = shedding[SHED_TOKENS + class], requests * share
-      shedding[SHED_TOKENS + class] = taken < tokens and tokens - taken or 0
+      local tokens = shedding[SHED_TOKENS + class]
+      shedding[SHED_TOKENS + class] = requests < tokens and tokens - requests or 0
     end
   end
 end
@@ -233,21 +209,19 @@ local function answer_drawn(count, status)
 end
 
 local function decide_drawn(flags, count, requests)
-  local leased = has(flags, LEASE)
-  local _, share = judge(count, requests, leased)
-  local granted
-  granted, share = shed(count, requests, leased, share)
+  judge(count, requests)
+  local granted = shed(count)
   if not has(flags, DRY_RUN) then
-    commit(count, requests, granted, share)
-    commit_classes(count, requests, share)
+    commit(count, requests, granted)
+    commit_classes(count, requests)
   end
   return answer_drawn(count, granted and OP_GRANTED or OP_REFUSED)
 end
 
 local function decide(flags, count, requests)
   if flags >= DRAWN and has(flags, DRAWN) then return decide_drawn(flags, count, requests) end
-  local granted, share = judge(count, requests, flags ~= 0 and has(flags, LEASE))
-  if flags == 0 or not has(flags, DRY_RUN) then commit(count, requests, granted, share) end
+  local granted = judge(count, requests)
+  if flags == 0 or not has(flags, DRY_RUN) then commit(count, requests, granted) end
   return answer(count, granted and OP_GRANTED or OP_REFUSED)
 end
 

@@ -63,8 +63,10 @@ def _struct(at: str, value: Any, kind: inspect.StructType) -> Iterator[FieldProb
     yield from _twice(at, value)
     fields = {field.encode_name: field for field in kind.fields}
     tags = {kind.tag_field} if kind.tag_field else set()
+    gone: dict[str, str] = getattr(kind.cls, "gone", {})
     for name in nsmallest(PROBLEMS_MAX, value.keys() - fields.keys() - tags):
-        yield FieldProblem(_inside(at, name), "a field that is not known", ", ".join(fields))
+        found = "a field that is gone" if name in gone else "a field that is not known"
+        yield FieldProblem(_inside(at, name), found, gone.get(name) or ", ".join(fields))
     for name, field in fields.items():
         if name in value:
             yield from _any(_inside(at, name), value[name], field.type)

@@ -125,13 +125,13 @@ class _Case(Waiting[Acquire, AcquireAnswer]):
         """What to ask of the store, at a time of the store's."""
         asked, request = self.wants(now_us), self.request
         if self.idempotency_key is None or request.dry_run:
-            self.operation = Acquire(asked, self.requests, request.lease, request.dry_run, None, self.lot)
+            self.operation = Acquire(asked, self.requests, request.dry_run, None, self.lot)
         else:
             drawn = None if self.lot is None else self.lot.draw
             counting = tuple(number for number, limit in enumerate(self.limits) if limit.counts)
             memo = _Memo(self.id, request.ttl_ms, self.expected_ms, self.rows(asked), drawn, counting)
             once = Idempotency(self.idempotency_key, _fingerprint(request), msgspec.msgpack.encode(memo))
-            self.operation = Acquire(asked, self.requests, request.lease, False, once, self.lot)
+            self.operation = Acquire(asked, self.requests, False, once, self.lot)
         return self.operation
 
     def tell_uncovered(self, *, is_covered: bool) -> None:
@@ -608,8 +608,7 @@ def _charges(
 
 
 def _charged(case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
-    """In the caller's units: what the limit took that could collect least, where all could the most expensive one; of
-    a lease, what the meanest one gave."""
+    """In the caller's units: what the limit took that could collect least, where all could the most expensive one."""
     limit = case.limits[0]
     if len(answers) == 1 and not (limit.weights or limit.counts or limit.shadow or answers[0].in_requests):
         return answers[0].charge  # by far the most
@@ -618,14 +617,12 @@ def _charged(case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer]
         for limit, (_, weight, _), wanted, answer in zip(case.limits, case.rows(wants), wants, answers, strict=True)
         if not (answer.in_requests or limit.counts or limit.shadow)
     ]
-    if case.request.lease:
-        return min((charge for _, charge in taken), default=case.request.work or 0.0)
     return max(taken, default=(0.0, 0.0))[1]
 
 
 def _lost(case: _Case, wanted: Want, answer: BucketAnswer) -> float:
     """What of a charge the bucket could not pay; what was learned is never more than it can."""
-    if answer.charge >= wanted.charge or answer.verdict is not _DEBITED or case.request.lease or wanted.how:
+    if answer.charge >= wanted.charge or answer.verdict is not _DEBITED or wanted.how:
         return 0.0
     return wanted.charge - answer.charge
 
@@ -634,6 +631,7 @@ def _fingerprint(request: AcquireRequest) -> bytes:
     """What tells this request from others under the same idempotency key; not how often it was tried."""
     parts = (
         request.namespace, sorted(request.descriptor.items()), request.work, request.criticality,
-        request.expected_latency_ms, request.ttl_ms, request.lease,
+        request.expected_latency_ms, request.ttl_ms,
+        False,  # where an older node put a field that is gone: a retry may reach a node of either kind
     )  # fmt: skip
     return blake2b(msgspec.msgpack.encode(parts), digest_size=16).digest()

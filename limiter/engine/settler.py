@@ -106,7 +106,6 @@ class Settler:
             acquired_us=reservation.acquired_us,
             deadline_us=reservation.deadline_us,
             final=request.final,
-            requests=1.0 if request.requests is None else float(request.requests),
             latency_ms=NO_LATENCY if request.latency_ms is None else request.latency_ms,
             expected_ms=reservation.expected_ms,
             class_number=reservation.class_number,

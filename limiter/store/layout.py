@@ -75,7 +75,7 @@ _STATE = Struct("<I")
 _REPORT = Struct("<8sdH")
 _LOAD = Struct("<d")
 
-_LEASE, _DRY_RUN, _DRAWN, _IDEMPOTENT = 1, 2, 4, 8
+_DRY_RUN, _DRAWN, _IDEMPOTENT = 2, 4, 8
 _SHEDS = 16
 _IN_CLASS, _EXPECTS, _UNPAID = 2, 2, 4
 _IN_REQUESTS = 4
@@ -314,8 +314,6 @@ def pack_acquires(operations: Sequence[Acquire], terms: Terms, keys: dict[str, i
     for operation in operations:
         wants, idempotency, lot = operation.wants, operation.idempotency, operation.lot
         flags = 0 if idempotency is None else _IDEMPOTENT
-        if operation.lease:
-            flags |= _LEASE
         if operation.dry_run:
             flags |= _DRY_RUN
         if lot is not None:

@@ -75,7 +75,7 @@ def acquire(draw: Random) -> dict[str, Any]:
     if draw.random() < 0.2:
         body["ttl_ms"] = draw.choice([1, 50, 60_000, 86_400_000])
     if draw.random() < 0.1:
-        body |= draw.choice([{"dry_run": True}, {"lease": True}, {"attempt": 3}, {"expected_latency_ms": 5e-324}])
+        body |= draw.choice([{"dry_run": True}, {"attempt": 3}, {"expected_latency_ms": 5e-324}])
     return body
 
 
@@ -89,7 +89,7 @@ def settle(draw: Random, tokens: list[str]) -> dict[str, Any]:
     if draw.random() < 0.3:
         body["final"] = False
     if draw.random() < 0.3:
-        body |= draw.choice([{"latency_ms": 5e-324}, {"latency_ms": 1e15}, {"outcome": "error"}, {"requests": 5e-324}])
+        body |= draw.choice([{"latency_ms": 5e-324}, {"latency_ms": 1e15}, {"outcome": "error"}])
     return body
 
 

@@ -119,7 +119,7 @@ class Simulation:
 
     def _ask(self, criticality: Criticality, second: Second) -> None:
         number = CLASS_NUMBERS[criticality]
-        refused, _ = shedding.turns_away(self._known, number, draw=1.0, requests=1.0, lease=False, share=1.0)
+        refused = shedding.turns_away(self._known, number, draw=1.0)
         if refused:
             second.refused[criticality] += 1
             self._told[criticality] += 1

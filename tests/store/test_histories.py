@@ -200,7 +200,6 @@ class History(RuleBasedStateMachine):
         wants = tuple(
             Want(name, terms[name], data.draw(minimums), data.draw(amounts), data.draw(asked)) for name in names
         )
-        lease = data.draw(st.sampled_from([False, False, True]))
         dry_run = data.draw(st.sampled_from([False, False, False, True]))
         idempotency = None
         if not dry_run and data.draw(st.sampled_from([False, False, True])):
@@ -209,13 +208,12 @@ class History(RuleBasedStateMachine):
                 fingerprint=data.draw(st.sampled_from([b"a" * 16, b"b" * 16])),
                 memo=b"memo-%d" % len(names),
             )
-        requests = float(data.draw(st.integers(1, 5))) if lease else 1.0
         lot = data.draw(st.one_of(st.none(), lots, lots))
-        return Acquire(wants, requests=requests, lease=lease, dry_run=dry_run, idempotency=idempotency, lot=lot)
+        return Acquire(wants, dry_run=dry_run, idempotency=idempotency, lot=lot)
 
     def _reserve(self, operation: Acquire, answers: Sequence[BucketAnswer]) -> None:
         taken = tuple(
-            charge_of(want, answer).but(uncollected=0.0) if operation.lease else charge_of(want, answer)
+            charge_of(want, answer)
             for want, answer in zip(operation.wants, answers, strict=True)
             if answer.verdict is Verdict.DEBITED
         )
@@ -228,7 +226,6 @@ class History(RuleBasedStateMachine):
                     work=0.0,
                     acquired_us=self.now_us,
                     deadline_us=self.now_us + 60_000_000,
-                    requests=operation.requests,
                     class_number=0 if operation.lot is None else operation.lot.class_number,
                 )
             )
@@ -260,7 +257,7 @@ class History(RuleBasedStateMachine):
             acquired_us=reserved.acquired_us,
             deadline_us=reserved.deadline_us,
             final=data.draw(st.booleans()),
-            requests=reserved.requests,
+            requests=data.draw(st.sampled_from([1.0, 1.0, 1.0, 3.0, 0.5])),
             latency_ms=data.draw(st.one_of(st.sampled_from([math.nan, 0.0, 0.125, 30.0, 1e9]), st.floats(0, 1e5))),
             expected_ms=data.draw(st.sampled_from([math.nan, 30.0])),
             class_number=reserved.class_number,

@@ -184,7 +184,7 @@ def test_statuses_have_the_same_numbers() -> None:
     assert {name: ACQUIRE[name] for name in ("PASSED", "DEBITED", "BLOCKED", "TURNED_AWAY", "DENIED")} == {
         v.name: v for v in Verdict
     }
-    flags = {name: ACQUIRE[name] for name in ("LEASE", "DRY_RUN", "DRAWN", "IDEMPOTENT")}
+    flags = {name: ACQUIRE[name] for name in ("DRY_RUN", "DRAWN", "IDEMPOTENT")}
     assert flags == {name: getattr(layout, f"_{name}") for name in flags}
     asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED")}
     assert asked == {name: getattr(operations, name) for name in asked}

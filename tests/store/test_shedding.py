@@ -141,15 +141,6 @@ def test_a_request_that_another_bucket_refuses_takes_no_token_of_its_class(ledge
     assert request(ledger, SHEDDABLE).granted
 
 
-def test_p9_a_lease_takes_what_its_class_may_send_now(ledger: Decides) -> None:
-    order(ledger, ShedOrder(rates=(0.0, 4.0, 0.0, 0.0)))
-    leased = ask(TERMS, minimum=0.0, charge=16.0).but(lease=True, requests=8.0, lot=Lot(CRITICAL, 0.5))
-    answer = acquire(ledger, leased)
-    assert (answer.granted, answer.buckets[0].charge) == (True, 8.0), "half of it"
-    assert shedding_of(ledger).tokens[CRITICAL] == 0
-    assert not acquire(ledger, leased).granted
-
-
 def test_a_lower_rate_clamps_what_has_gathered_and_none_frees_the_class(ledger: Decides) -> None:
     order(ledger, ShedOrder(rates=(0.0, 0.0, 0.0, 100.0)))
     assert shedding_of(ledger).tokens[SHEDDABLE] == 100

@@ -26,7 +26,6 @@ from tests.support.operations import (
     record_of,
     request_terms,
     reserve,
-    reserved,
     rewrite,
     settle,
     work_terms,
@@ -332,48 +331,6 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(ledger: Decides) -
     assert (record_of(ledger).requests, record_of(ledger).balance) == (1, 48)
 
 
-# Leases (P9) take what there is
-
-
-def test_p9_a_lease_is_granted_partly_and_keeps_the_minimum(ledger: Decides) -> None:
-    terms = work_terms(capacity=50)
-    lease = ask(terms, minimum=20, charge=40).but(lease=True, requests=10)
-    answer = acquire(ledger, lease)
-    assert (answer.granted, answer.buckets[0].charge, answer.buckets[0].balance) == (True, 30, 20)
-    assert record_of(ledger).admitted == 7.5, "three quarters of what was asked for"
-    assert not acquire(ledger, lease).granted, "nothing above the minimum is left"
-
-
-def test_p9_a_lease_takes_no_bit_more_than_there_is(ledger: Decides) -> None:
-    """694.4 · (26.7 / 694.4) is a bit more than 26.7."""
-    answer = acquire(ledger, ask(work_terms(capacity=26.7), minimum=0, charge=694.4).but(lease=True))
-    assert (answer.buckets[0].charge, answer.buckets[0].balance) == (26.7, 0)
-
-
-def test_p9_the_scarcest_bucket_sets_the_share_of_a_lease(ledger: Decides) -> None:
-    wants = tuple(Want(name, work_terms(capacity=c), 0, 100) for name, c in (("a:", 50), ("b:", 10), ("c:", 400)))
-    answer = acquire(ledger, Acquire(wants, lease=True))
-    assert [found.charge for found in answer.buckets] == [10, 10, 10]
-    assert [found.balance for found in answer.buckets] == [40, 0, 390]
-
-
-def test_p9_a_lease_of_requests_takes_the_tokens_there_are(ledger: Decides) -> None:
-    """Ten requests of 4 units wanted, three request tokens there: three tenths of everything."""
-    wants = (Want("rps:a", request_terms(cap=100, burst=3), 0, 40), Want("reads:a", work_terms(capacity=500), 0, 40))
-    answer = acquire(ledger, Acquire(wants, requests=10, lease=True))
-    assert [found.charge for found in answer.buckets] == [3, 12]
-    assert (record_of(ledger, "rps:a").admitted, record_of(ledger, "rps:a").work_charged) == (3, 12)
-
-
-def test_p9_a_lease_settles_for_less_and_gives_the_rest_back(ledger: Decides) -> None:
-    terms = work_terms(capacity=50)
-    lease = ask(terms, minimum=0, charge=40).but(lease=True, requests=10)
-    reservation = reserved(lease, acquire(ledger, lease))
-    answer = settle(ledger, reservation.but(work=12, requests=3))
-    assert (answer.buckets[0].adjusted, answer.buckets[0].balance) == (-28, 38)
-    assert record_of(ledger).settles == 3
-
-
 # R: request tokens
 
 
@@ -486,11 +443,3 @@ def test_r10_a_settle_in_another_unit_than_its_charge_moves_nothing(ledger: Deci
     before = acquire(ledger, ask(as_requests)).buckets[0].balance
     settled = settle(ledger, done(reservation, 100)).buckets[0]
     assert (settled.balance, settled.adjusted) == (before, 0.0)
-
-
-def test_p9_a_lease_of_requests_gives_back_what_it_did_not_serve(ledger: Decides) -> None:
-    lease = ask(request_terms(cap=1e-9, burst=10), minimum=0, charge=1).but(lease=True, requests=8)
-    reservation = reserved(lease, acquire(ledger, lease))
-    settled = settle(ledger, done(reservation, 30).but(requests=3)).buckets[0]
-    assert settled.balance == pytest.approx(7)
-    assert settled.adjusted == -5

@@ -5,7 +5,7 @@ The API decodes bodies straight into the requests and encodes the answers; the e
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -35,7 +35,11 @@ class AcquireRequest(Struct, frozen=True, forbid_unknown_fields=True):
     attempt: Annotated[int, Meta(ge=1, le=ATTEMPT_MAX)] = 1
     ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MAX_MS)] = 60_000
     dry_run: bool = False
-    lease: bool = False
+
+    gone: ClassVar[dict[str, str]] = {
+        "lease": "no such field: leases broke request limits; lending a part of a limit gets a route of its own"
+    }
+    """Fields that there were once, each with what a caller who still sends it is told."""
 
 
 class SettleRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,8 +50,8 @@ class SettleRequest(Struct, frozen=True, forbid_unknown_fields=True):
     final: bool = True
     latency_ms: Milliseconds | None = None
     outcome: Annotated[str, Meta(max_length=64)] = "ok"
-    requests: Annotated[int, Meta(ge=0, le=int(NUMBER_MAX))] | None = None
-    """How many requests a lease has served."""
+
+    gone: ClassVar[dict[str, str]] = {"requests": "no such field: an acquire is for one request, as leases are gone"}
 
 
 SIGNALS_MAX = 16

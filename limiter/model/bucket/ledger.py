@@ -189,9 +189,9 @@ class Ledger:
         records = [drafts[want.bucket] for want in operation.wants]
         charges = [_charge(want, record) for want, record in zip(operation.wants, records, strict=True)]
         minimums = [_minimum(want, record) for want, record in zip(operation.wants, records, strict=True)]
-        verdicts, share = judge(operation, records, minimums, charges, now_us)
+        verdicts = judge(operation, records, minimums, charges, now_us)
         if operation.lot is not None:
-            share = shed(operation, operation.lot, records, verdicts, share)
+            shed(operation.lot, records, verdicts)
         granted = not any(
             verdict >= Verdict.BLOCKED and not want.params.is_shadow
             for verdict, want in zip(verdicts, operation.wants, strict=True)
@@ -203,15 +203,13 @@ class Ledger:
                     want.params,
                     verdicts[i],
                     charges[i],
-                    minimum=minimums[i],
                     granted=granted,
-                    share=share,
                     requests=operation.requests,
                     now_us=now_us,
                 )
                 self._touch(want.bucket, record)
                 if operation.lot is not None:
-                    commit_class(record, verdicts[i], operation.lot, requests=operation.requests, share=share)
+                    commit_class(record, verdicts[i], operation.lot, requests=operation.requests)
         return AcquireAnswer(
             AcquireStatus.GRANTED if granted else AcquireStatus.REFUSED,
             now_us,
@@ -264,28 +262,22 @@ class Ledger:
 
 def judge(
     operation: Acquire, records: Sequence[Record], minimums: Sequence[float], charges: Sequence[float], now_us: int
-) -> tuple[list[Verdict], float]:
-    """Ask each bucket (W3, W13, W17). A lease takes a share, above the minimum (P9)."""
-    verdicts, share = [], 1.0
+) -> list[Verdict]:
+    """Ask each bucket (W3, W13, W17)."""
+    verdicts = []
     for want, record, need, charge in zip(operation.wants, records, minimums, charges, strict=True):
         amount = operation.requests if record.counts_requests else charge
-        if operation.lease:
-            available = record.balance - need
-            passed = available > 0
-            if passed and amount * share > available and not want.params.is_shadow:
-                share = available / amount
-        else:
-            covered = want.params.is_quota
-            if want.how & COVERED and not (covered or record.counts_requests):
-                # What was learned may be more than the bucket holds: a full one has to do.
-                covered, amount = True, min(amount, record.capacity) if want.how & LEARNED else amount
-            need = needed(need, amount, debt_max=record.debt_max, capacity=record.capacity, covered=covered)
-            passed = record.balance >= need and not want.how & TOO_LARGE
+        covered = want.params.is_quota
+        if want.how & COVERED and not (covered or record.counts_requests):
+            # What was learned may be more than the bucket holds: a full one has to do.
+            covered, amount = True, min(amount, record.capacity) if want.how & LEARNED else amount
+        need = needed(need, amount, debt_max=record.debt_max, capacity=record.capacity, covered=covered)
+        passed = record.balance >= need and not want.how & TOO_LARGE
         if blocked_us(record, want.params, now_us) > 0:
             verdicts.append(Verdict.DENIED)
         else:
             verdicts.append(Verdict.PASSED if passed else Verdict.BLOCKED)
-    return verdicts, share
+    return verdicts
 
 
 def blocked_us(record: Record, params: Params, now_us: int) -> float:
@@ -295,34 +287,23 @@ def blocked_us(record: Record, params: Params, now_us: int) -> float:
     return block.left_us(record.block, params.block, now_us)
 
 
-def shed(operation: Acquire, lot: Lot, records: Sequence[Record], verdicts: list[Verdict], share: float) -> float:
+def shed(lot: Lot, records: Sequence[Record], verdicts: list[Verdict]) -> None:
     """Give overload control the last word, so that the share it refuses is that of all requests (Q4, S3)."""
     for i, record in enumerate(records):
-        if record.shedding is None:
+        if record.shedding is None or verdicts[i] is Verdict.DENIED:
             continue
-        turned_away, rest = shedding.turns_away(
-            record.shedding,
-            lot.class_number,
-            lot.draw,
-            requests=operation.requests,
-            lease=operation.lease,
-            share=share,
-        )
-        if turned_away and verdicts[i] is not Verdict.DENIED:
+        if shedding.turns_away(record.shedding, lot.class_number, lot.draw):
             verdicts[i] = Verdict.TURNED_AWAY
-        elif not operation.wants[i].params.is_shadow:
-            share = rest
-    return share
 
 
-def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float, share: float) -> None:
+def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float) -> None:
     """Count who was turned away, and debit the class of who was let in."""
     if record.shedding is None:
         return
     if verdict is Verdict.TURNED_AWAY:
         record.shedding.refused[lot.class_number] += requests
     elif verdict is Verdict.DEBITED:
-        shedding.take(record.shedding, lot.class_number, requests * share)
+        shedding.take(record.shedding, lot.class_number, requests)
 
 
 def pressure(record: Record, lot: Lot | None) -> Pressure | None:
@@ -339,9 +320,7 @@ def commit(
     verdict: Verdict,
     charge: float,
     *,
-    minimum: float,
     granted: bool,
-    share: float,
     requests: float,
     now_us: int,
 ) -> tuple[Verdict, float]:
@@ -353,14 +332,12 @@ def commit(
         block.count_refusal(record.block, params.block, requests, now_us)
     if verdict >= Verdict.BLOCKED or not granted:
         return verdict, charge
-    taken = (requests if record.counts_requests else charge) * share
-    if share < 1:
-        taken = min(taken, record.balance - minimum)
-    wanted, taken = taken, collectable(record, taken)
+    wanted = requests if record.counts_requests else charge
+    taken = collectable(record, wanted)
     record.balance -= taken
     record.uncollected += wanted - taken
-    record.admitted += requests * share
-    record.work_charged += charge * share if record.counts_requests else taken
+    record.admitted += requests
+    record.work_charged += charge if record.counts_requests else taken
     return Verdict.DEBITED, taken
 
 

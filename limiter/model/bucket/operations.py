@@ -108,7 +108,6 @@ class Acquire(_Value, frozen=True, gc=False):
 
     wants: tuple[Want, ...]
     requests: float = 1.0
-    lease: bool = False
     dry_run: bool = False
     idempotency: Idempotency | None = None
     lot: Lot | None = None
@@ -181,6 +180,7 @@ class Settle(_Value, frozen=True, gc=False, kw_only=True):
     deadline_us: int
     final: bool = True
     requests: float = 1.0
+    """More than one where a node debits what it granted without the store."""
     latency_ms: float = math.nan
     expected_ms: float = math.nan
     """How soon the request expected its answer."""

@@ -88,20 +88,11 @@ def refill(shedding: Shedding, elapsed_us: float) -> None:
             shedding.tokens[number] = min(shedding.tokens[number] + elapsed_us * rate / 1e6, max(1.0, rate))
 
 
-def turns_away(
-    shedding: Shedding, number: int, draw: float, *, requests: float, lease: bool, share: float
-) -> tuple[bool, float]:
-    """Whether a request is turned away; and the share of a lease that is left (P9)."""
+def turns_away(shedding: Shedding, number: int, draw: float) -> bool:
+    """Whether a request is turned away."""
     if draw < shedding.refused_shares[number]:
-        return True, share
-    if shedding.rates[number] == 0:
-        return False, share
-    tokens = shedding.tokens[number]
-    if not lease:
-        return tokens < 1, share
-    if requests * share > tokens:
-        share = tokens / requests
-    return tokens <= 0, share
+        return True
+    return shedding.rates[number] != 0 and shedding.tokens[number] < 1
 
 
 def take(shedding: Shedding, number: int, requests: float) -> None:

@@ -653,7 +653,7 @@ class Policy(_Part):
 
     def _borrows_where_it_can(self) -> None:
         """A balance that covers every charge never goes below zero; nor does one of which each request takes one token
-        that has to be there. (A quota of requests does: a lease may have served more than it was granted.)"""
+        that has to be there. (A quota of requests does: nodes without the store may have admitted more.)"""
         amounts: dict[str, float | str] = {} if self.minimum is None else {"minimum": self.minimum}
         amounts |= {f"reserve.{criticality}": amount for criticality, amount in self.reserve.items()}
         borrows = {field: amount for field, amount in amounts.items() if quantity.parse(amount)[0] < 0}

@@ -9,6 +9,7 @@ from tests.support.live import LiveApi, ask, exchange, request
 
 NUMBER = "a number from 0 to 9007199254740992"
 WHOLE_TTL = "a whole number from 1 to 86400000"
+NO_LEASE = "no such field: leases broke request limits; lending a part of a limit gets a route of its own"
 WITH = b'{"descriptor":{"service":"slow","customer":"c"},%b}'
 
 REFUSED_FIELDS = [
@@ -26,7 +27,8 @@ REFUSED_FIELDS = [
     ("V4", b'"attempt":true', "attempt", "true", "a whole number from 1 to 1000"),
     ("V4", b'"attempt":1.5', "attempt", "1.5", "a whole number from 1 to 1000"),
     ("V4", b'"dry_run":1', "dry_run", "1", "true or false"),
-    ("V4", b'"lease":"yes"', "lease", '"yes"', "true or false"),
+    ("V5", b'"lease":true', "lease", "a field that is gone", NO_LEASE),
+    ("V5", b'"lease":false', "lease", "a field that is gone", NO_LEASE),
     ("V5", b'"work":1,"work":1', "work", "it more than once", "each name once"),
     ("V6", b'"ttl_ms":0', "ttl_ms", "0", WHOLE_TTL),
     ("V6", b'"ttl_ms":-5', "ttl_ms", "-5", WHOLE_TTL),

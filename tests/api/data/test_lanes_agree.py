@@ -80,7 +80,7 @@ acquires = st.fixed_dictionaries(
         "attempt": numbers,
         "ttl_ms": numbers,
         "dry_run": st.sampled_from([True, False, 1, "x"]),
-        "lease": st.just(False),
+        "lease": st.booleans(),
         "unknown": numbers,
     },
 )

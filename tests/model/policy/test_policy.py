@@ -184,7 +184,7 @@ def test_what_has_an_effect_is_taken(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fields", [{"max_debt": 1}, {"stop_debt": 1}])
 def test_a_quota_of_requests_may_have_a_debt(fields: dict[str, Any]) -> None:
-    """A lease may have served more requests than it was granted, and nodes may have without the store (R12, S14)."""
+    """Nodes without the store may have admitted more requests than it allows (S14)."""
     document = {"name": "p", "quota": {"requests": 5, "period": "day"}, **fields}
     assert dump(read_policy(document)) == document
 
