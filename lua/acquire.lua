@@ -8,7 +8,8 @@ ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params
 ARGV[4]   operations    flags, buckets, requests; a row per bucket; where a bucket has overload control the request's
-                        class and a draw in [0, 1); an idempotency key's number, fingerprint and memo
+                        class and a draw in [0, 1); an idempotency key's number, fingerprint and memo. An operation
+                        that is TOLD asks nothing: a node has refused so many requests by itself
 RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict and
           unit, balance, charge (of a key that is blocked: for how long, us), rate, capacity; of an operation with a
           draw (status + SHEDS) also overloaded, quality, and the class's share refused and rate;
@@ -20,12 +21,12 @@ HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= 
 -- #include lib/call.lua
 
 local FIRST = 4
-local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED = 0, 1, 2, 3, 4, 5
+local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED, OP_COUNTED = 0, 1, 2, 3, 4, 5, 6
 local SHEDS = 16  -- added to the status of an operation that was subject to overload control
 local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED = 0, 1, 2, 3, 8
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
-local DRY_RUN, DRAWN, IDEMPOTENT = 2, 4, 8
-local LEARNED, TOO_LARGE, COVERED = 1, 2, 4  -- how a bucket is asked
+local TOLD, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
+local LEARNED, TOO_LARGE, COVERED, REFUSING = 1, 2, 4, 8  -- how a bucket is asked, or had its part in what is told
 local IDEMPOTENCY_TTL_MS = 60000
 local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 58
 
@@ -218,7 +219,24 @@ local function decide_drawn(flags, count, requests)
   return answer_drawn(count, granted and OP_GRANTED or OP_REFUSED)
 end
 
+-- What a node has refused by itself, in the time for which it knew the answer, counts as if it had been asked here. What
+-- a key was refused while blocked brings no new block (W17).
+local function count_told(count, requests)
+  for i = 1, count do
+    local at = index[i]
+    local record, term = records[at], terms[at]
+    touched[at] = true
+    record[REQUESTS] = record[REQUESTS] + requests
+    if how[i] == REFUSING then
+      record[REFUSED] = record[REFUSED] + requests
+      if term.block_for and blocked_us(record, term, now_us) == 0 then count_refusal(record, term, requests, now_us) end
+    end
+  end
+  return string.char(OP_COUNTED)
+end
+
 local function decide(flags, count, requests)
+  if flags == TOLD then return count_told(count, requests) end
   if flags >= DRAWN and has(flags, DRAWN) then return decide_drawn(flags, count, requests) end
   local granted = judge(count, requests)
   if flags == 0 or not has(flags, DRY_RUN) then commit(count, requests, granted) end

@@ -75,7 +75,7 @@ _STATE = Struct("<I")
 _REPORT = Struct("<8sdH")
 _LOAD = Struct("<d")
 
-_DRY_RUN, _DRAWN, _IDEMPOTENT = 2, 4, 8
+_TOLD, _DRY_RUN, _DRAWN, _IDEMPOTENT = 1, 2, 4, 8
 _SHEDS = 16
 _IN_CLASS, _EXPECTS, _UNPAID = 2, 2, 4
 _IN_REQUESTS = 4
@@ -316,6 +316,8 @@ def pack_acquires(operations: Sequence[Acquire], terms: Terms, keys: dict[str, i
         flags = 0 if idempotency is None else _IDEMPOTENT
         if operation.dry_run:
             flags |= _DRY_RUN
+        if operation.told:
+            flags = _TOLD
         if lot is not None:
             flags |= _DRAWN
         want = wants[0]

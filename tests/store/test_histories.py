@@ -26,6 +26,7 @@ from limiter.model.bucket.operations import (
     COVERED,
     LATE_US,
     LEARNED,
+    REFUSING,
     TOO_LARGE,
     Acquire,
     BucketAnswer,
@@ -200,6 +201,10 @@ class History(RuleBasedStateMachine):
         wants = tuple(
             Want(name, terms[name], data.draw(minimums), data.draw(amounts), data.draw(asked)) for name in names
         )
+        if data.draw(st.sampled_from([False] * 7 + [True])):
+            refusing = st.sampled_from([0, REFUSING])
+            told = tuple(Want(name, terms[name], 0.0, 0.0, data.draw(refusing)) for name in names)
+            return Acquire(told, requests=float(data.draw(st.integers(1, 200))), told=True)
         dry_run = data.draw(st.sampled_from([False, False, False, True]))
         idempotency = None
         if not dry_run and data.draw(st.sampled_from([False, False, True])):

@@ -184,9 +184,9 @@ def test_statuses_have_the_same_numbers() -> None:
     assert {name: ACQUIRE[name] for name in ("PASSED", "DEBITED", "BLOCKED", "TURNED_AWAY", "DENIED")} == {
         v.name: v for v in Verdict
     }
-    flags = {name: ACQUIRE[name] for name in ("DRY_RUN", "DRAWN", "IDEMPOTENT")}
+    flags = {name: ACQUIRE[name] for name in ("TOLD", "DRY_RUN", "DRAWN", "IDEMPOTENT")}
     assert flags == {name: getattr(layout, f"_{name}") for name in flags}
-    asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED")}
+    asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED", "REFUSING")}
     assert asked == {name: getattr(operations, name) for name in asked}
     assert (ACQUIRE["SHEDS"], SETTLE["IN_CLASS"], SETTLE["EXPECTS"], SETTLE["UNPAID"]) == (
         layout._SHEDS,

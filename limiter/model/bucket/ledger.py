@@ -25,6 +25,7 @@ from limiter.model.bucket.bucket import (
 from limiter.model.bucket.operations import (
     COVERED,
     LEARNED,
+    REFUSING,
     TOO_LARGE,
     Acquire,
     AcquireAnswer,
@@ -169,6 +170,8 @@ class Ledger:
     def _decide_once(self, operation: Acquire, drafts: dict[str, Record], now_us: int) -> AcquireAnswer:
         if not all(want.params.holds(now_us) for want in operation.wants):
             return AcquireAnswer(AcquireStatus.WINDOW, now_us)
+        if operation.told:
+            return self._count_told(operation, drafts, now_us)
         if operation.idempotency is None:
             return self._decide(operation, drafts, now_us)
         return self._recall(operation, operation.idempotency, drafts, now_us)
@@ -184,6 +187,19 @@ class Ledger:
         if kept.fingerprint != idempotency.fingerprint:
             return AcquireAnswer(AcquireStatus.CONFLICT, now_us)
         return kept.answer
+
+    def _count_told(self, operation: Acquire, drafts: dict[str, Record], now_us: int) -> AcquireAnswer:
+        """Count what a node has refused by itself as if it had been asked here."""
+        for want in operation.wants:
+            record = drafts[want.bucket]
+            record.requests += operation.requests
+            if want.how == REFUSING:
+                record.refused += operation.requests
+                # What was refused while the key is blocked brings no new block.
+                if record.block and want.params.block and blocked_us(record, want.params, now_us) == 0:
+                    block.count_refusal(record.block, want.params.block, operation.requests, now_us)
+            self._touch(want.bucket, record)
+        return AcquireAnswer(AcquireStatus.COUNTED, now_us)
 
     def _decide(self, operation: Acquire, drafts: dict[str, Record], now_us: int) -> AcquireAnswer:
         records = [drafts[want.bucket] for want in operation.wants]

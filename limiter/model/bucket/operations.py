@@ -47,6 +47,8 @@ class AcquireStatus(IntEnum):
     """The idempotency key was used with other parameters (R8)."""
     REPLAYED = 5
     """The idempotency key was used before; the memo and the answer are the first ones (R7)."""
+    COUNTED = 6
+    """What was told is counted: nothing was asked."""
 
 
 class SettleStatus(IntEnum):
@@ -69,9 +71,10 @@ class _Value(Struct, frozen=True, gc=False):
         return replace(self, **changes)
 
 
-LEARNED, TOO_LARGE, COVERED = 1, 2, 4
+LEARNED, TOO_LARGE, COVERED, REFUSING = 1, 2, 4, 8
 """How a bucket is asked, as bits of `Want.how`: prefer the charge that the controller learned for it (W4, W8); refuse,
-as the estimate is above what one request may take; the balance has to cover the charge (W13)."""
+as the estimate is above what one request may take; the balance has to cover the charge (W13). The last stands alone,
+where an operation only tells of refusals: this bucket was a reason."""
 
 
 class Want(_Value, frozen=True, gc=False):
@@ -108,10 +111,14 @@ class Acquire(_Value, frozen=True, gc=False):
 
     wants: tuple[Want, ...]
     requests: float = 1.0
+    """More than one only where refusals are told."""
     dry_run: bool = False
     idempotency: Idempotency | None = None
     lot: Lot | None = None
     """None where no bucket has overload control."""
+    told: bool = False
+    """Asks nothing: the node has refused `requests` by itself, while it knew that the answer would be no. They count in
+    every bucket, as refused in those whose `how` is REFUSING; nothing else is read of the wants."""
 
 
 class Pressure(_Value, frozen=True, gc=False):
