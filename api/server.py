@@ -1,6 +1,6 @@
 """Serving: one process, or several that share a socket.
 
-    cancelled ──► the last call ──► what is in flight is answered ──► the engine drains ──► done (H8)
+    cancelled ──► the last call ──► what is in flight is answered ──► the engine drains ──► done (F-H8)
 
 Several workers are children of one supervisor, which binds the socket and gives it to each: a connection goes to
 whoever takes it first, and none waits at a worker that has died. They end with the supervisor, however it ends. When
@@ -88,7 +88,7 @@ def tame_collector() -> None:
 async def serve(settings: Settings, url: str, *, on_started: Callable[[str], None] = lambda _: None) -> None:
     """Serve the API on the store at a URL until cancelled; then answer what is in flight, and return.
 
-    `on_started` is told where the API is. `SettingsError` or `PolicyError` before anything listens (P1).
+    `on_started` is told where the API is. `SettingsError` or `PolicyError` before anything listens (F-P1).
     """
     settings.check_exposure()
     if settings.policies is not None:

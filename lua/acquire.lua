@@ -243,7 +243,7 @@ local function decide(flags, count, requests)
   return answer(count, granted and OP_GRANTED or OP_REFUSED)
 end
 
--- A decision that was kept: layout, fingerprint, now_us, memo, then the answer. nil: none yet; false: not ours (S11).
+-- A decision that was kept: layout, fingerprint, now_us, memo, then the answer. nil: none yet; false: not ours (F-S11).
 local decided = {}
 local function recall(key)
   local kept = decided[key] or redis.pcall('GET', key)
@@ -257,7 +257,7 @@ local function recall(key)
   return fingerprint, string.sub(kept, 2 + FINGERPRINT_SIZE)
 end
 
--- R7, R8: the first decision under an idempotency key stands; the memo lets any node rebuild the whole answer.
+-- F-R7, F-R8: the first decision under an idempotency key stands; the memo lets any node rebuild the whole answer.
 local function decide_once(key, fingerprint, memo, flags, count, requests)
   local first_fingerprint, first = recall(key)
   if first_fingerprint == false then return string.char(OP_CORRUPT) end

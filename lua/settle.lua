@@ -115,7 +115,7 @@ local function worth(record, i)
   return tokens > 0 and tokens < math.huge and tokens or nil
 end
 
--- W5, R9: bring what one bucket was debited to the target; what the debt bound cuts off is counted.
+-- W5, F-R9: bring what one bucket was debited to the target; what the debt bound cuts off is counted.
 local function correct(record, i, target, worth_each, refundable)
   local delta = target - accounted[i]
   if delta > 0 then
@@ -202,7 +202,7 @@ local function move(buckets)
   state, work_before = final == 1 and FINAL or OPEN, work
 end
 
--- R2, R3, R12: what has been settled stays; progress counts by its highest mark.
+-- F-R2, F-R3, F-R12: what has been settled stays; progress counts by its highest mark.
 local function standing()
   if state == FINAL then return (final == 1 and work ~= work_before) and OP_CONFLICT or OP_DUPLICATE end
   if state == OPEN and final == 0 and work <= work_before then return OP_DUPLICATE end

@@ -1,7 +1,7 @@
 #!lua
 --[[ signal: keep what one source reports of its load, beside what the others last reported.
 A script, because many sources share one string, which the controller reads with all others in one MGET; and because
-reports bear the server's time, so that nodes' clocks don't matter (T4).
+reports bear the server's time, so that nodes' clocks don't matter (F-T4).
 KEYS[1]   signals       string, a row per source: its name's digest, reported_us, size, the signals; oldest report first
 ARGV[1]   now_us        float64; 0 = server clock; only tests send one
 ARGV[2]   source        digest of the reporting source's name

@@ -9,8 +9,8 @@ ARGV[3]   rows          a row per bucket: the number of its row in params, what 
                         which it is to count requests (0 = count work), share, share_for_us; where overload control is set: quality, overloaded,
                         and of each class the share refused, then the rate; where a state is set: its size, state
 RETURNS   one string: done or lost, now_us, then a status per bucket; limiter/store/layout.py reads it
-HOLDS     a stale owner changes nothing (P7); absolute values, so a repeat changes nothing more; what makes no sense is
-          left as it was (P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
+HOLDS     a stale owner changes nothing (F-P7); absolute values, so a repeat changes nothing more; what makes no sense is
+          left as it was (F-P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
           the balance is worth (R10); a bucket is made only to hold a share; a row that sets nothing but a state leaves its
           record alone; what is not ours is left as it is ]]
 

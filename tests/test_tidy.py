@@ -67,7 +67,7 @@ WALL_CLOCK = re.compile(r"time\.time(?:_ns)?\(|from time import .*\btime\b|datet
 
 
 def test_no_code_of_ours_asks_the_wall_clock() -> None:
-    """T4: a node whose clock is wrong is like any other."""
+    """F-T4: a node whose clock is wrong is like any other."""
     found = {shown(path): asked[0] for path in OURS if (asked := WALL_CLOCK.search(path.read_text())) is not None}
     # There only as long as no store has ever been heard of.
     assert set(found) <= {"limiter/store/clock.py"}

@@ -34,5 +34,5 @@ class Answer(Struct, frozen=True, gc=False):
 
 
 def header(name: str, value: str) -> bytes:
-    """A header line. Whatever could end it, or is no ASCII, is left out (H5)."""
+    """A header line. Whatever could end it, or is no ASCII, is left out (F-H5)."""
     return f"{name}: {_UNSAFE.sub('', value)}\r\n".encode()

@@ -55,11 +55,11 @@ class KeyEntryError(ValueError):
 
 
 class Unauthenticated(Exception):
-    """No key, or none that is known (H3): 401."""
+    """No key, or none that is known (F-H3): 401."""
 
 
 class Forbidden(Exception):
-    """A known key, but not for this (H4): 403."""
+    """A known key, but not for this (F-H4): 403."""
 
 
 @dataclass(frozen=True)

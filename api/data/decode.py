@@ -74,21 +74,21 @@ class Invalid(BadRequest):
 
 
 class TooLong(BadRequest):
-    """More at once than is taken: 413 (H2)."""
+    """More at once than is taken: 413 (F-H2)."""
 
     status = 413
     reason = "too_long"
 
 
 class WrongType(BadRequest):
-    """Not sent as JSON: 415 (V5)."""
+    """Not sent as JSON: 415 (F-V5)."""
 
     status = 415
     reason = "content_type"
 
 
 class CrossSite(BadRequest):
-    """Sent by a page of another site, in a browser that says so: 403 (H15)."""
+    """Sent by a page of another site, in a browser that says so: 403 (F-H15)."""
 
     status = 403
     reason = "cross_site"
@@ -182,7 +182,7 @@ def _bad_key(found: str) -> Invalid:
 
 
 def check_json(content_type: bytes | None, content_encoding: bytes | None, *, kinds: Sequence[bytes] = (JSON,)) -> None:
-    """WrongType unless the body says that it is JSON: a page of another site cannot, without asking us first (H15)."""
+    """WrongType unless the body says that it is JSON: a page of another site cannot, without asking first (F-H15)."""
     if content_type == JSON and content_encoding is None:
         return
     if content_encoding is not None and content_encoding.strip().lower() != b"identity":

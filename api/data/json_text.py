@@ -18,7 +18,7 @@ DEPTH_MAX = 32
 DIGITS_MAX = 400  # a number of more digits is beyond every float
 PARTS_MAX = 50_000
 """Objects, lists and commas in one document. A full batch of full descriptors has fewer; what has more is made to be
-slow to read, and is not read (H10)."""
+slow to read, and is not read (F-H10)."""
 
 # A string that does not end goes on to the end of the body: to look for another one within it would be quadratic.
 _TOKEN = re.compile(rb'"((?:[^"\\]++|\\.)*+)(?:"(\s*+:)?)?|[\[\]{}]', re.DOTALL)

@@ -83,6 +83,6 @@ def _integer(value: float) -> int:
 
 
 def _string(text: str) -> str:
-    """A structured-field string. Names of policies need no escaping; what else might come is made harmless (H5)."""
+    """A structured-field string. Names of policies need no escaping; what else might come is made harmless (F-H5)."""
     printable = "".join(character for character in text if " " <= character <= "~")
     return '"' + printable.replace("\\", "\\\\").replace('"', '\\"') + '"'

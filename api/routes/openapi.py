@@ -118,8 +118,8 @@ _POLICY = {"name": "orders-reads", "match": {"service": "orders"}, "per": ["cust
 
 _COMMON: dict[int | str, dict[str, Any]] = {
     400: _problem("Not JSON, or not HTTP"),
-    401: _problem("No known API key (H3)"),
-    403: _problem("Not with this key (H4), or not from a page of another site (H15)"),
+    401: _problem("No known API key"),
+    403: _problem("This API key may not do that, or a page of another site sent the request"),
     408: _problem("The request did not arrive in time"),
     413: _problem("Too long"),
     415: _problem("Not sent as JSON"),

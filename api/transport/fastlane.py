@@ -6,7 +6,7 @@
 
 The bytes of a request are kept until it is known whose it is, so that handing over loses nothing, and whatever is
 not understood here is refused there, in the same words. Requests of one connection are served one after another:
-answers come in order (H6), and while one is being served the next ones wait in the buffer.
+answers come in order (F-H6), and while one is being served the next ones wait in the buffer.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class FastLane(asyncio.Protocol):
         self._idle = self._loop.call_later(self._config.timeout_keep_alive, self._look_whether_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End. What is being served runs to its end, and nobody hears of it (H9)."""
+        """End. What is being served runs to its end, and nobody hears of it (F-H9)."""
         self._closed = True
         self._leave()
         self._waiting.clear()
@@ -230,7 +230,7 @@ class FastLane(asyncio.Protocol):
             if not self._consume(self._waiting):
                 break
             if len(self._outgoing) >= ANSWERS_KEPT_MAX:
-                self.send()  # if the client does not read, the rest waits as bytes (H12)
+                self.send()  # if the client does not read, the rest waits as bytes (F-H12)
         self._pumping = False
 
     def _pause_reading(self) -> None:

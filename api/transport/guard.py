@@ -2,12 +2,12 @@
 
     bytes ──► what waits ──► one request at a time ──► the parser ──► served, answered ──► the next
 
-What it adds: problem+json for what is no HTTP, 431 and 408 (H1), answers in order even when garbage follows a
-request (H6), an answer for who has closed its sending side, an end to who does not take its answers (H1), and a
-shutdown that lets a connection that looks idle bring the request that is already on its way (H8).
+What it adds: problem+json for what is no HTTP, 431 and 408 (F-H1), answers in order even when garbage follows a
+request (F-H6), an answer for who has closed its sending side, an end to who does not take its answers (F-H1), and a
+shutdown that lets a connection that looks idle bring the request that is already on its way (F-H8).
 
 While a request is being served, what comes behind it stays raw bytes, and beyond a bound is not even read: a parsed
-request is a hundred times its bytes (H12). So the parser is fed up to the end of one request and no further. Every
+request is a hundred times its bytes (F-H12). So the parser is fed up to the end of one request and no further. Every
 request ends with an empty line, or as many bytes after it as its head said.
 """
 
@@ -36,7 +36,7 @@ _OVERLAP = len(HEAD_END) - 1
 _BLANK = re.compile(rb"[\r\n]*+")
 
 UPGRADES_MAX = 100
-"""Requests of one connection that ask for another protocol, and are answered without; then it ends (H11)."""
+"""Requests of one connection that ask for another protocol, and are answered without; then it ends (F-H11)."""
 
 FAREWELL_S = 0.5
 """How long a connection that looks idle, or whose client does not read, stays open in a shutdown."""
@@ -155,7 +155,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, with every timer, and with everything that was still to be served (H9)."""
+        """End, with every timer, and with everything that was still to be served (F-H9)."""
         self._unset_keepalive_if_required()
         self._arrived()
         self._patience.end()
@@ -241,7 +241,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._arriving and not self._body_left
 
     def _skip_blank_lines(self) -> bool:
-        """Drop empty lines between requests: they are no sign of life, and the connection stays idle (H13)."""
+        """Drop empty lines between requests: they are no sign of life, and the connection stays idle (F-H13)."""
         blank = _BLANK.match(self._waiting)
         assert blank is not None
         del self._waiting[: blank.end()]
@@ -322,7 +322,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; what comes after the body is none, whatever it says (H14)."""
+        """One header; what comes after the body is none, whatever it says (F-H14)."""
         self._header_count += 1
         if self._in_head:
             super().on_header(name, value)

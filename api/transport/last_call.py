@@ -1,4 +1,4 @@
-"""Closing the door without shutting it on anybody (H8).
+"""Closing the door without shutting it on anybody (F-H8).
 
     turn away newcomers ──► take in who is at the door already ──► close
 

@@ -1,4 +1,4 @@
-"""How much of a request is taken, and for how long it may come (H1)."""
+"""How much of a request is taken, and for how long it may come (F-H1)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 
 
 def escaped(text: str) -> str:
-    """Text with everything that a terminal or a log reader might act upon spelled out (N3)."""
+    """Text with everything that a terminal or a log reader might act upon spelled out (F-N3)."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -219,7 +219,7 @@ async def _store(settings: Settings) -> AsyncIterator[tuple[str, str]]:
     try:
         state = str(await probe(link))
     except StoreUnavailable as error:
-        state = f"{NOT_REACHED} ({error})"  # the node serves without, and connects later (S2)
+        state = f"{NOT_REACHED} ({error})"  # the node serves without, and connects later (F-S2)
     finally:
         await link.aclose()
     yield url, state

@@ -2,8 +2,8 @@
 
     demand of each partition → limiter.model.control.shares → lower, wait until that is confirmed → raise
 
-Only who owns every partition of the namespace moves shares: then no write but its own can arrive any more (P7). What it
-finds in the records when it begins is what is held; what it sends without an answer counts as whatever is worse.
+Only who owns every partition of the namespace moves shares: then no write but its own can arrive any more (F-P7).
+What the records hold when it begins is what is held; what it sends without an answer counts as whatever is worse.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Balance:
     def _demand(self) -> dict[str, list[float]]:
         """Work units a second that are asked for in each partition, of the buckets that need shares.
 
-        As it was when a partition was last looked at: that its store is silent since then is no lack of demand (P8).
+        As it was when a partition was last looked at: that its store is silent since then is no lack of demand (F-P8).
         """
         found: dict[str, list[float]] = {}
         unasked = [0.0 if cycle.read_us else nan for cycle in self._cycles]

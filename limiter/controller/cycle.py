@@ -104,7 +104,7 @@ class Demand(NamedTuple):
         return Demand(counters, shares.follow(self.rate, asked, cycles=cycles), self.cycles + cycles)
 
     def at(self, now_us: float, *, cycle_s: float) -> float:
-        """Work units a second at a time until which nobody else has asked. NaN while there is no telling yet (P8)."""
+        """Work units a second at a time until which nobody else has asked. NaN while there is no telling yet (F-P8)."""
         if self.counters is None:
             return 0.0
         idle_cycles = max(0.0, (now_us - self.counters.read_us) / 1e6 / cycle_s - 1)

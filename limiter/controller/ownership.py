@@ -6,7 +6,7 @@ comes    the newcomer takes over about its part of the namespaces, and no others
 goes     only what it owned is spread over the rest
 
 All partitions of a namespace go together, because shares move between them (B5). This only says who ought to own a
-slot; who does is up to the lease, of which there is one (P7).
+slot; who does is up to the lease, of which there is one (F-P7).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     lost it              noticed by the next call; everything known of the slot is dropped, and tried for again
     store away           keep trying; what is in force stays in force
 
-Any number of controllers may run: one that is paused or cut off can do no harm (P7).
+Any number of controllers may run: one that is paused or cut off can do no harm (F-P7).
 """
 
 from __future__ import annotations

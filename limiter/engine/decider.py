@@ -68,7 +68,7 @@ _Row = tuple[str, float, float]
 
 
 class _Memo(msgspec.Struct, array_like=True):
-    """What rebuilds an answer under its idempotency key: kept in the store beside the decision (R7)."""
+    """What rebuilds an answer under its idempotency key: kept in the store beside the decision (F-R7)."""
 
     id: bytes
     ttl_ms: int
@@ -365,7 +365,7 @@ class Decider:
             self._ask_again(case)
             return None
         if status is AcquireStatus.CORRUPT and any(limit.shadow for limit in case.limits):
-            # A shadow refuses nothing, not even by a damaged record (P11, S11).
+            # A shadow refuses nothing, not even by a damaged record (P11, F-S11).
             case.limits = [limit for limit in case.limits if not limit.shadow]
             if not case.limits:
                 return self.let_pass(case)
@@ -534,7 +534,7 @@ class Decider:
         return self._grant(case, wants, answers, now_us, degraded=True, is_new=True)
 
     async def post(self) -> None:
-        """Have the store debit what quotas granted without it (S14)."""
+        """Have the store debit what quotas granted without it (F-S14)."""
         if self.remainders.is_going:
             await self.remainders.post(self._buckets, self._planner)
 
@@ -584,7 +584,7 @@ def _too_many(count: int) -> str:
 def _charges(
     case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool, heard_us: int
 ) -> tuple[Charge, ...]:
-    """What a reservation took: nothing from the store where the store was not asked, unless it will be told (S14).
+    """What a reservation took: nothing from the store where the store was not asked, unless it will be told (F-S14).
 
     `heard_us`: when the store told these balances; 0 if it did not, or told them before.
     """

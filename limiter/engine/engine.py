@@ -1,6 +1,6 @@
 """One node's engine: the decider, and what keeps it supplied: the store, the shared secret, policies, the node count.
 
-A node starts without its store and gets along by itself once the store is there (S2, S3): until then it knows the
+A node starts without its store and gets along by itself once the store is there (F-S2, F-S3): until then it knows the
 policies of its file, if one is given, and says in `troubles` what it waits for.
 """
 
@@ -156,7 +156,7 @@ class Engine:
         return [] if self._waiting_for is None else [self._waiting_for]
 
     def warnings(self) -> list[str]:
-        """What an operator should know or change (S3, S9).
+        """What an operator should know or change (F-S3, F-S9).
 
         A store that is away is no reason to be given no traffic: policies say what holds then (B3), and if every
         node sent its callers away, nothing would. Anybody may read warnings, so they hold no name of a policy or a
@@ -251,7 +251,7 @@ class Engine:
         self._ready.set()
 
     async def _take(self, stored: StoredPolicies) -> None:
-        """Let what the store holds be in force; put back what it lost (S10)."""
+        """Let what the store holds be in force; put back what it lost (F-S10)."""
         if _has_lost(self._stored, stored):
             self._notice(self._stored, stored)
             if self._path is not None:
@@ -303,7 +303,7 @@ class Engine:
                 return
 
     async def _read_file_again(self) -> None:
-        """It may have been edited and applied since this node started: its copy would undo that (S10)."""
+        """It may have been edited and applied since this node started: its copy would undo that (F-S10)."""
         assert self._path is not None
         try:
             self._file = await asyncio.to_thread(load_policy_file, self._path)
@@ -350,7 +350,7 @@ class Engine:
         return found
 
     async def _post(self) -> None:
-        """Have the store debit what quotas granted without it, as soon as it answers (S14)."""
+        """Have the store debit what quotas granted without it, as soon as it answers (F-S14)."""
         decider = self._decider
         while True:
             await decider.remainders.wakes.wait()
@@ -429,5 +429,5 @@ def _check_report(request: SignalRequest, rule: Rule) -> Limit:
 
 
 async def open_engine(settings: Settings, url: str) -> Engine:
-    """An engine on the store at a URL; PolicyError if the policy file cannot be used (P1)."""
+    """An engine on the store at a URL; PolicyError if the policy file cannot be used (F-P1)."""
     return Engine(settings, await open_link(url))

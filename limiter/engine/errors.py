@@ -10,11 +10,11 @@ class RequestError(Exception):
 
 
 class UnknownReservation(RequestError):
-    """No reservation of ours, or one that is long over (R6): 404."""
+    """No reservation of ours, or one that is long over (F-R6): 404."""
 
 
 class SettledOtherwise(RequestError):
-    """Settled before with another amount (R3): 409."""
+    """Settled before with another amount (F-R3): 409."""
 
     def __init__(self, first: Settled) -> None:
         super().__init__(f"this reservation was settled before with {first.work:g} units of work")
@@ -40,11 +40,11 @@ class TooManyLimits(RequestError):
 
 
 class IdempotencyConflict(RequestError):
-    """The idempotency key was used with other parameters (R8): 409."""
+    """The idempotency key was used with other parameters (F-R8): 409."""
 
 
 class NotDecided(RequestError):
-    """No decision could be made: the store is away and a policy says `closed`, or a record is damaged (S11): 503."""
+    """No decision could be made: the store is away and a policy says `closed`, or a record is damaged (F-S11): 503."""
 
     def __init__(self, reason: str, detail: str, *, policy: str | None = None, retry_after_ms: int = 1000) -> None:
         super().__init__(detail)

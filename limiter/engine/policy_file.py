@@ -20,7 +20,7 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 def load_policy_file(path: Path | str) -> PolicySet:
-    """The policies of a file; PolicyError, each line beginning with the file's name, if they cannot be used (P1)."""
+    """The policies of a file; PolicyError, each line beginning with the file's name, if they cannot be used (F-P1)."""
     try:
         return read_policy_set(_parse(_read(Path(path))))
     except PolicyError as error:

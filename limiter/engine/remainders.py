@@ -1,4 +1,4 @@
-"""What is left of quotas as far as this node knows, and what it grants of that while the store is away (S14).
+"""What is left of quotas as far as this node knows, and what it grants of that while the store is away (F-S14).
 
 heard     the last balance that the store told of each quota bucket, with its window
 going     a bucket that goes on in this node: its share of what was left, and what was granted of it

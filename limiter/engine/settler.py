@@ -1,6 +1,6 @@
 """Settle: a reservation's token → its charges under the policies of now → buckets → what was corrected.
 
-A reservation says for itself what was charged where, so a deleted policy still honours what is out (P3).
+A reservation says for itself what was charged where, so a deleted policy still honours what is out (F-P3).
 """
 
 from __future__ import annotations

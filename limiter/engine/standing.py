@@ -1,7 +1,7 @@
 """Circuit breaker shared by acquire and settle: whether to ask the store, and what its silence means.
 
 no answer in time    the store failed: after a few times it is only probed (limiter/engine/breaker.py)
-out of memory        the store answered: acquires go without it, settles go on (S8, S15)
+out of memory        the store answered: acquires go without it, settles go on (F-S8, F-S15)
 busy                 nothing was sent: more was asked than the store can do; a probe among it is left to the next
 shunned              nothing was sent, because the breaker is open
 """

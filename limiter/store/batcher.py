@@ -2,7 +2,7 @@
 
 Operations that arrive while calls are in flight form the next call: an idle lane adds no latency, a busy one makes
 large batches. A call carries a random id under which the script keeps its reply, so whatever goes wrong on the way,
-sending the same call again applies it at most once (S1, S4, S6, S7).
+sending the same call again applies it at most once (F-S1, F-S4, F-S6, F-S7).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Batcher(Generic[OpT, AnswerT]):
     async def run(self, slot: Slot, operation: OpT, *, timeout_s: float) -> AnswerT:
         """Have one operation applied; StoreUnavailable if there is no answer in time.
 
-        The caller may be cancelled at any moment: the call goes on without it (R16).
+        The caller may be cancelled at any moment: the call goes on without it (F-R16).
         """
         loop = asyncio.get_running_loop()
         told: Told[AnswerT] = Told()

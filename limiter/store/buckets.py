@@ -52,7 +52,7 @@ class Buckets:
 
         `plan` makes it for a time of the store's (us). The node only guesses that time, before the first reply by its
         own clock. Where a quota's window is another one, the script says so and does nothing, and the operation is
-        made anew for the time in the answer (P4, T4). `done` is told the answer, or why there is none, until the
+        made anew for the time in the answer (P4, F-T4). `done` is told the answer, or why there is none, until the
         deadline (in the loop's time).
         """
 

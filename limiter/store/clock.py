@@ -9,7 +9,7 @@ GUESS_MIN_US = 1_577_836_800_000_000
 
 
 class StoreClock:
-    """An estimate of the store's time from the last reply, carried on by this node's monotonic clock (T4).
+    """An estimate of the store's time from the last reply, carried on by this node's monotonic clock (F-T4).
 
     The node's own wall clock plays no part, so a node whose clock is wrong behaves like any other.
     """

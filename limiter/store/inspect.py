@@ -103,7 +103,7 @@ async def _scan(
 async def _read(
     link: Link, prefix: bytes, names: Mapping[str, bytes], timeout_s: float
 ) -> list[tuple[str, Record | bool]]:
-    """Each bucket's record; True for what is there and cannot be read (S11), False for what has gone meanwhile."""
+    """Each bucket's record; True for what is there and cannot be read (F-S11), False for what has gone meanwhile."""
     if not names:
         return []
     raws: list[bytes | None] = await link.call(prefix, "MGET", *names.values(), timeout_s=timeout_s)
@@ -168,7 +168,7 @@ async def look_at_slot(link: Link, slot: Slot, names: Sequence[str], *, timeout_
 async def owner_of(link: Link, prefix: bytes, *, timeout_s: float = TIMEOUT_S) -> Lease | None:
     """Who steers a slot, and for how long by now; None if nobody does."""
     key = keys.lease(prefix)
-    # MGET says nothing of what is no string, where GET would fail (S11).
+    # MGET says nothing of what is no string, where GET would fail (F-S11).
     (raw,) = await link.call(prefix, "MGET", key, timeout_s=timeout_s)
     left_ms = int(await link.call(prefix, "PTTL", key, timeout_s=timeout_s))
     return None if raw is None or left_ms < 0 else unpack_token(raw, left_ms)

@@ -14,7 +14,7 @@
 
 The braces are a hash tag: all that one acquire touches lives in one slot. Text from clients is written with the
 letters, digits and `._-`; everything else is percent-encoded, what is long becomes a digest behind a `~`, and what
-is absent a `!`: so no two descriptors share a key, and none can move a slot (N1–N6).
+is absent a `!`: so no two descriptors share a key, and none can move a slot (F-N1 to F-N6).
 """
 
 from __future__ import annotations

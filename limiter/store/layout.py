@@ -128,7 +128,7 @@ class CallExpired(Exception):
 
 
 class LeaseLost(Exception):
-    """The slot is another's, or nobody's, by now: nothing was done (P7)."""
+    """The slot is another's, or nobody's, by now: nothing was done (F-P7)."""
 
 
 def pack_record(record: Record) -> bytes:
@@ -219,7 +219,7 @@ def _unpack_shedding(raw: bytes, at: int) -> Shedding:
 
 
 def read_record(raw: bytes) -> Record | None:
-    """A record that the scripts would take (lua/lib/record.lua); None for one that is damaged (S11)."""
+    """A record that the scripts would take (lua/lib/record.lua); None for one that is damaged (F-S11)."""
     try:
         record = unpack_record(raw)
     except ValueError:

@@ -1,6 +1,6 @@
 """The controller's way to a slot: own it, see what changed, set what was decided.
 
-Every call shows the lease; one that comes from a former owner does nothing, and raises `LeaseLost` (P7). Nothing is
+Every call shows the lease; one that comes from a former owner does nothing, and raises `LeaseLost` (F-P7). Nothing is
 sent again after a lost connection: values are absolute and counters only grow, so the next cycle does as well.
 """
 
@@ -66,7 +66,7 @@ class Steering:
         return self._sample.answer(await self._run(slot.prefix, self._sample, call), slot.prefix)
 
     async def records(self, slot: Slot, names: Sequence[str]) -> dict[str, Record]:
-        """The records of some buckets, without those that are gone or cannot be read (S11)."""
+        """The records of some buckets, without those that are gone or cannot be read (F-S11)."""
         raws = await self.raw_records(slot, names)
         found = {name: read_record(raw) for name, raw in raws.items()}
         return {name: record for name, record in found.items() if record is not None}

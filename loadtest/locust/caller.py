@@ -2,7 +2,7 @@
 
 acquire ──200──► work ──► settle, at any node, until one answers
         ├─429──► wait as told and ask again with the next attempt number, if the budget allows (G6)
-        └─503, no answer──► the same question, under the same Idempotency-Key, to the next node (R7, R11)
+        └─503, no answer──► the same question, under the same Idempotency-Key, to the next node (F-R7, F-R11)
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Caller:
             told = self._attempt(ask, "settle", node, answer, body)
             told.is_final = number == SETTLE_TRIES_MAX or 400 <= answer.status < 500
             if answer.status == 200:
-                # Even if the answer to an earlier try was lost: a settle counts once (R2).
+                # Even if the answer to an earlier try was lost: a settle counts once (F-R2).
                 told.work = ask.cost - granted.charged
                 told.settle_lag_ms = 1000 * (told.at_s - done_s)
             self.tell(told)

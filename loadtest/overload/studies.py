@@ -129,7 +129,7 @@ def _spike_claims(study: Study, results: Results) -> list[Claim]:
 
 SPIKE = Study(
     name="spike",
-    title="A spike (S6)",
+    title="A spike",
     asks="3 users, then 1000, then 3 again; each asks, waits, thinks for 2 s on average and asks again. The backend\n"
     "has one worker, which a request takes for 20 ms. Figures are of the last third of the spike.",
     settings=PACE_TOLD,
@@ -207,7 +207,7 @@ def _classes_claims(study: Study, results: Results) -> list[Claim]:
 
 CLASSES = Study(
     name="classes",
-    title="Classes (S3)",
+    title="Classes",
     asks="250 users think for 2 s on average; each request is `critical` or `sheddable` by the toss of a coin. One\n"
     "worker, 20 ms a request. Figures are of the last two thirds.",
     settings=PACE_TOLD,
@@ -281,7 +281,7 @@ def _types_claims(study: Study, results: Results) -> list[Claim]:
 
 TYPES = Study(
     name="types",
-    title="Types of requests (S5)",
+    title="Types of requests",
     asks="100 requests a second, 30 of them expensive. In the backend each type has a worker and a queue of its own:\n"
     "a cheap request takes its worker for 5 ms, an expensive one for 50 ms. Figures are of the last two thirds.",
     settings=PACE_TOLD,
@@ -372,7 +372,7 @@ def _degrade_claims(study: Study, results: Results) -> list[Claim]:
 
 DEGRADE = Study(
     name="degrade",
-    title="Degradation before rejection (S4)",
+    title="Degradation before rejection",
     asks="40 users, then 200, then 1000, who think for 2 s on average. A request takes the one worker for 20 ms at\n"
     "quality 1 and for 4 ms at quality 0; the backend works at the quality that the answer to its acquire carries.\n"
     "Figures are of the last half of each phase.",

@@ -1,6 +1,6 @@
 --[[ call: what every batched script does around its operations: know the time, answer a repeat, refuse a call that
 comes too late, read each bucket once, write each touched one once, and list it for the controller.
-A call that was sent again finds its first reply, so nothing is debited twice (S4). The reply is kept for
+A call that was sent again finds its first reply, so nothing is debited twice (F-S4). The reply is kept for
 REPLY_TTL_MS; a call carries an expiry well before that, so a copy that the network held back for longer than its
 reply lives does nothing either. ]]
 

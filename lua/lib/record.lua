@@ -198,7 +198,7 @@ local function unpack_rest(record, raw, size)
   return counted_until >= 0 and refused >= 0 and blocked_until >= 0 and blocked_until < math.huge
 end
 
--- S11: nil means that these bytes are not a record of ours.
+-- F-S11: nil means that these bytes are not a record of ours.
 local function unpack_record(raw)
   local size = #raw
   if size < SIZE then return nil end
@@ -230,7 +230,7 @@ local function pack_record(record)
   return packed .. pack_struct('<ddd', record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL])
 end
 
--- Records by number. false: there is none yet; nil: what stands there is not ours and stays untouched (S11).
+-- Records by number. false: there is none yet; nil: what stands there is not ours and stays untouched (F-S11).
 local function read_records(keys, first, count)
   local records = {}
   if count == 0 then return records end
@@ -256,7 +256,7 @@ local function refill_classes(shedding, elapsed_us)
   end
 end
 
--- W1, T1, T2: credit for the time since the last update; none for a clock that went back.
+-- W1, F-T1, F-T2: credit for the time since the last update; none for a clock that went back.
 local function refill(record, now_us)
   local elapsed_us = now_us - record[UPDATED]
   if elapsed_us > 0 then
@@ -394,7 +394,7 @@ local function ttl_ms(record, now_us)
   return ms + IDLE_TTL_MS
 end
 
--- Calendar windows come from the node; one that does not hold the server's time is answered, not used (T4).
+-- Calendar windows come from the node; one that does not hold the server's time is answered, not used (F-T4).
 local function in_window(params, now_us)
   return not params.quota or (now_us >= params.window_start and now_us < params.window_end)
 end

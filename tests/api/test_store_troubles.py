@@ -60,7 +60,7 @@ def losses(node: LiveApi) -> list[str]:
     return [warning for warning in warnings(node) if "lost its policies" in warning]
 
 
-def test_s10_a_loss_is_told_by_every_node_until_it_is_acknowledged(
+def test_f_s10_a_loss_is_told_by_every_node_until_it_is_acknowledged(
     valkey: Server, file: Path, nodes: list[LiveApi], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One poll of eight warned, and policies made over the API were gone without a word."""
@@ -91,7 +91,7 @@ def test_s10_a_loss_is_told_by_every_node_until_it_is_acknowledged(
     assert not valkey.client().exists(keys.POLICIES_LOSS)
 
 
-def test_s10_what_a_second_flush_wiped_out_is_told_all_the_same(valkey: Server, nodes: list[LiveApi]) -> None:
+def test_f_s10_what_a_second_flush_wiped_out_is_told_all_the_same(valkey: Server, nodes: list[LiveApi]) -> None:
     for _ in range(2):
         valkey.client().flushall()
         for node in nodes:
@@ -101,8 +101,8 @@ def test_s10_what_a_second_flush_wiped_out_is_told_all_the_same(valkey: Server, 
         assert client.get("/v1/store/loss").json()["loss"]["policies"] == [{"namespace": "tenant1", "name": "made"}]
 
 
-def test_s10_a_second_loss_before_the_acknowledgement_is_named_too(valkey: Server, nodes: list[LiveApi]) -> None:
-    """S10: only the first was named, and acknowledging it cleared both."""
+def test_f_s10_a_second_loss_before_the_acknowledgement_is_named_too(valkey: Server, nodes: list[LiveApi]) -> None:
+    """F-S10: only the first was named, and acknowledging it cleared both."""
     valkey.client().flushall()
     for node in nodes:
         eventually(lambda node=node: losses(node), what="the loss is told")  # type: ignore[misc]
@@ -128,7 +128,7 @@ def test_s10_a_second_loss_before_the_acknowledgement_is_named_too(valkey: Serve
         assert client.get("/v1/store/loss").json()["acknowledged"]["loss"] == shown
 
 
-def test_s10_an_older_copy_is_a_loss_too(valkey: Server, nodes: list[LiveApi]) -> None:
+def test_f_s10_an_older_copy_is_a_loss_too(valkey: Server, nodes: list[LiveApi]) -> None:
     copy = valkey.command("DUMP", keys.POLICIES_CURRENT)
     with nodes[0].client() as client:
         assert client.put("/v1/policies/newer", json={"name": "newer", "rate": 1}).status_code == 201
@@ -139,7 +139,7 @@ def test_s10_an_older_copy_is_a_loss_too(valkey: Server, nodes: list[LiveApi]) -
         assert client.get("/v1/store/loss").json()["loss"]["policies"] == [{"namespace": "default", "name": "newer"}]
 
 
-def test_s10_the_command_line_shows_and_acknowledges_it(valkey: Server, nodes: list[LiveApi]) -> None:
+def test_f_s10_the_command_line_shows_and_acknowledges_it(valkey: Server, nodes: list[LiveApi]) -> None:
     assert headgate("store", "loss", redis_url=valkey.url).returncode == 0
     valkey.client().flushall()
     eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
@@ -151,7 +151,7 @@ def test_s10_the_command_line_shows_and_acknowledges_it(valkey: Server, nodes: l
         eventually(lambda node=node: not losses(node), what="nobody warns any more")  # type: ignore[misc]
 
 
-def test_s10_only_an_admin_of_all_namespaces_acknowledges(valkey: Server, file: Path) -> None:
+def test_f_s10_only_an_admin_of_all_namespaces_acknowledges(valkey: Server, file: Path) -> None:
     entries = ",".join(entry for _, entry in KEYS.values())
     with live(valkey.url, file, api_keys=entries) as api, api.client() as client:
 
@@ -180,7 +180,7 @@ def scraped(client: httpx.Client, headers: dict[str, str]) -> float:
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_s8_out_of_memory_is_called_so(valkey: Server, file: Path, lane: Lane) -> None:
+def test_f_s8_out_of_memory_is_called_so(valkey: Server, file: Path, lane: Lane) -> None:
     """`/readyz` said that the store does not answer."""
     with live(valkey.url, file, lane=lane) as api, api.client() as client:
         granted = client.post("/v1/acquire", json=ask("c1", work=1)).json()
@@ -261,7 +261,7 @@ def test_what_differs_from_the_file_is_named_to_nobody_without_a_key(
 def test_what_the_server_says_is_told_to_nobody_but_the_log(
     valkey: Server, file: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """S11: the server's own words, with what anybody wrote at our key, went out as they came."""
+    """F-S11: the server's own words, with what anybody wrote at our key, went out as they came."""
     with live(valkey.url, file, lane=lane) as api, api.client() as client:
         valkey.client().set(keys.POLICIES_CURRENT, "foreign")
         with live(valkey.url, file, lane=lane) as late, late.client() as other:

@@ -66,7 +66,7 @@ def test_up_uses_the_store_that_the_settings_name(tmp_path: Path) -> None:
 
 
 def test_a_second_instance_on_a_data_directory_is_refused(tmp_path: Path) -> None:
-    """S12"""
+    """F-S12"""
     with headgate_up({"data_dir": str(tmp_path)}) as (process, _):
         refused = headgate("up", data_dir=str(tmp_path))
         assert refused.returncode == 1
@@ -90,7 +90,7 @@ def test_tls_files_that_cannot_be_read_end_with_2() -> None:
     assert refused.stderr.count("\n") == 1
 
 
-def test_s2_a_store_out_of_reach_is_told_and_waited_for() -> None:
+def test_f_s2_a_store_out_of_reach_is_told_and_waited_for() -> None:
     with headgate_up({"redis_url": f"redis://user:hunter2@127.0.0.1:{free_port()}"}) as (process, printed):
         assert printed[0] == "headgate 0.1.0: serving, and waiting for its store\n"
         assert printed[1].startswith("  store  not reached yet (")
@@ -100,7 +100,7 @@ def test_s2_a_store_out_of_reach_is_told_and_waited_for() -> None:
 
 
 def test_a_store_that_cannot_serve_ends_with_1_and_one_line(valkey: Server) -> None:
-    """S13"""
+    """F-S13"""
     valkey.command("ACL", "SETUSER", "clerk", "reset", "on", ">word", "~*", "+@all", "-@scripting")
     try:
         refused = headgate("up", redis_url=f"redis://clerk:word@127.0.0.1:{valkey.port}")
@@ -112,7 +112,7 @@ def test_a_store_that_cannot_serve_ends_with_1_and_one_line(valkey: Server) -> N
 
 
 def test_killing_it_leaves_no_store_behind(tmp_path: Path) -> None:
-    """S12"""
+    """F-S12"""
     with headgate_up({"data_dir": str(tmp_path)}) as (process, _):
         process.kill()
         process.wait()

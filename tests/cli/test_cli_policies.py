@@ -54,8 +54,8 @@ def test_a_good_file_is_checked_without_a_store() -> None:
     assert lines_of(headgate("policies", "check", EXAMPLE)) == [f"{EXAMPLE}: 6 policies, all valid"]
 
 
-def test_p1_a_bad_file_ends_with_1_and_a_line_for_each_problem() -> None:
-    """P1"""
+def test_f_p1_a_bad_file_ends_with_1_and_a_line_for_each_problem() -> None:
+    """F-P1"""
     path = BAD / "several-faults.yaml"
     for command in ("check", "apply", "diff"):
         refused = headgate("policies", command, path)
@@ -156,7 +156,7 @@ def test_a_damaged_policy_is_told_beside_the_others(valkey: Server) -> None:
 
 
 def test_nothing_that_a_terminal_obeys_is_printed(valkey: Server, tmp_path: Path) -> None:
-    """N3"""
+    """F-N3"""
     file = tmp_path / "odd.yaml"
     file.write_text(r'policies: [{name: odd, rate: 1, match: {customer: "\e[2J\u202e[bold]"}}]')
     headgate("policies", "apply", file, url=valkey.url)

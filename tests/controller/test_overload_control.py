@@ -97,6 +97,19 @@ async def test_s2_slow_answers_lower_the_rate_of_their_class_and_fast_ones_raise
             await until(lambda: rate() > 30, within_s=30)
 
 
+async def test_s5_a_slow_type_of_request_gets_no_other_refused(valkey: Server) -> None:
+    times = {"target_ms": 100, "nreq": 10, "timeout_s": 0.2, "rate_initial": 20}
+    each = {"name": "guarded", "match": {}, "per": ["operation"], "rate": 1e6, "overload": {"response_time": times}}
+    limits = policies(each)
+    look = Look(valkey)
+    async with steering(valkey.url, limits), traffic(valkey.url, limits) as callers:
+        slow = callers.flowing({"operation": "scan"}, rate=40, work=lambda: 1.0, latency_ms=900)
+        fast = callers.flowing({"operation": "get"}, rate=10, work=lambda: 1.0, latency_ms=1)
+        async with slow, fast:
+            await until(lambda: 0 < look.shedding("guarded:scan").rates[1] < 10)
+            await until(lambda: look.shedding("guarded:get").rates[1] >= 20)
+
+
 async def test_s2_a_bucket_of_which_everybody_is_refused_is_let_in_on_trial(valkey: Server) -> None:
     """Nothing is measured any more, yet its rate rises to one request a run: five a second."""
     limits = guarded(response_time={"target_ms": 100, "timeout_s": 0.2, "rate_initial": 0.05})
@@ -140,7 +153,7 @@ async def test_g5_reported_load_refuses_the_least_critical_and_silence_releases_
     await link.aclose()
 
 
-async def test_p7_a_new_owner_goes_on_with_the_throttle(valkey: Server) -> None:
+async def test_f_p7_a_new_owner_goes_on_with_the_throttle(valkey: Server) -> None:
     """The next raise begins where the last owner stopped, not at nothing."""
     limits = guarded(expectations=expecting(window_s=2, step_up=10, step_down=0.001))
     look = Look(valkey)

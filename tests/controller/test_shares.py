@@ -128,7 +128,7 @@ async def test_r9_another_number_of_partitions_begins_with_equal_shares(valkey: 
     await link.aclose()
 
 
-async def test_p8_a_partition_that_is_taken_anew_keeps_its_share(valkey: Server) -> None:
+async def test_f_p8_a_partition_that_is_taken_anew_keeps_its_share(valkey: Server) -> None:
     """A failover may lose its lease. Until it is known again what is asked for there, nothing is given to others."""
     limits = limits_of()
     most, least = customer_in(limits, 3), customer_in(limits, 7)

@@ -67,8 +67,8 @@ def test_r8_a_change_of_cost_by_fifty_settles_in_seconds(workload: str, cap: flo
 
 
 @pytest.mark.parametrize("workload", ["steady-small", "steady-large", "cost-up", "cost-down"])
-def test_r8_p9_no_oscillation_lasts(workload: str) -> None:
-    """P9: damped. In the last ten seconds the cap hardly moves."""
+def test_r8_f_p9_no_oscillation_lasts(workload: str) -> None:
+    """F-P9: damped. In the last ten seconds the cap hardly moves."""
     assert oscillation(caps(workload, from_s=30.0)) < 0.06
 
 
@@ -147,13 +147,13 @@ def asleep(workload: str, mechanism: Mechanism) -> list[Point]:
 
 
 @pytest.mark.parametrize("mechanism", [Mechanism.WORK, Mechanism.REQUESTS])
-def test_p7_while_the_controller_sleeps_what_it_left_stays_in_force(mechanism: Mechanism) -> None:
+def test_f_p7_while_the_controller_sleeps_what_it_left_stays_in_force(mechanism: Mechanism) -> None:
     left = {(point.counts_requests, point.charge, repr(point.cap)) for point in asleep("paused", mechanism)}
     assert len(left) == 1
     assert scored("paused", mechanism).excess < 0.001
 
 
-def test_p7_while_the_controller_sleeps_auto_counts_work() -> None:
+def test_f_p7_while_the_controller_sleeps_auto_counts_work() -> None:
     """It counts requests for a second's work at a time, and again once the controller has woken."""
     counted = [point.counts_requests for point in asleep("paused", Mechanism.AUTO)]
     assert counted[0]
@@ -162,7 +162,7 @@ def test_p7_while_the_controller_sleeps_auto_counts_work() -> None:
     assert scored("paused", Mechanism.AUTO).excess < 0.001
 
 
-def test_p7_costs_that_rise_while_the_controller_sleeps_are_caught_when_it_wakes() -> None:
+def test_f_p7_costs_that_rise_while_the_controller_sleeps_are_caught_when_it_wakes() -> None:
     """The worst case of counting requests: nobody looks while they cost ten times as much. Work is not affected."""
     assert scored("paused-cost", Mechanism.WORK).excess < 0.05
     rates = work_rates(asleep("paused-cost", Mechanism.REQUESTS))
@@ -170,12 +170,12 @@ def test_p7_costs_that_rise_while_the_controller_sleeps_are_caught_when_it_wakes
     assert max(work_rates(points("paused-cost", Mechanism.REQUESTS, from_s=26.5))[10:]) <= 1.5 * COMMITTED
 
 
-def test_p7_auto_needs_no_controller_to_see_that_costs_rise() -> None:
+def test_f_p7_auto_needs_no_controller_to_see_that_costs_rise() -> None:
     assert not any(point.counts_requests for point in asleep("paused-cost", Mechanism.AUTO)[2:])
     assert max(work_rates(asleep("paused-cost", Mechanism.AUTO)[10:])[10:]) <= 1.5 * COMMITTED
 
 
-def test_p8_half_the_samples_lost_still_settle() -> None:
+def test_f_p8_half_the_samples_lost_still_settle() -> None:
     watched = points("lost-samples", Mechanism.REQUESTS)
     assert settled_after_s(watched, from_s=CHANGE_S, value=10.0, within=0.25) < 10
     assert oscillation(caps("lost-samples", from_s=30.0)) < 0.1

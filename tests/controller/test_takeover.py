@@ -1,4 +1,4 @@
-"""P7: the owner is killed, paused, or there are two: caps stay, another takes over, and no stale write lands."""
+"""F-P7: the owner is killed, paused, or there are two: caps stay, another takes over, and no stale write lands."""
 
 import asyncio
 import signal
@@ -61,7 +61,7 @@ async def apply(server: Server) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
-def test_p7_another_takes_over_within_the_lease(valkey: Server, number: signal.Signals) -> None:
+def test_f_p7_another_takes_over_within_the_lease(valkey: Server, number: signal.Signals) -> None:
     asyncio.run(apply(valkey))
     look = Look(valkey)
     with controllers(valkey, 2) as running:
@@ -108,7 +108,7 @@ class Pausing(Watched):
         return await super().call(key, *command, timeout_s=timeout_s)
 
 
-async def test_p7_a_write_of_a_paused_owner_changes_nothing(valkey: Server) -> None:
+async def test_f_p7_a_write_of_a_paused_owner_changes_nothing(valkey: Server) -> None:
     """It decided, was paused before it wrote, and another took over meanwhile."""
     limits = policies(capped())
     plan = make_plans(limits)["default"]

@@ -127,7 +127,7 @@ async def test_an_idle_slot_is_asked_about_once_a_second(valkey: Server) -> None
     await link.aclose()
 
 
-async def test_s3_the_store_may_go_and_come_back(valkey: Server) -> None:
+async def test_f_s3_the_store_may_go_and_come_back(valkey: Server) -> None:
     limits = policies(capped())
     look = Look(valkey)
     async with steering(valkey.url, limits) as controller, traffic(valkey.url, limits) as callers:

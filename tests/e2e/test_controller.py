@@ -59,7 +59,7 @@ async def settled(callers: Callers) -> float:
 
 
 @pytest.mark.long
-async def test_r8_p7_work_stays_at_the_committed_rate_though_costs_jump_and_owners_die(
+async def test_r8_f_p7_work_stays_at_the_committed_rate_though_costs_jump_and_owners_die(
     valkey: Server, tmp_path: Path
 ) -> None:
     """Two nodes, two controllers; a cost that jumps twentyfold; the owner killed, the next one frozen."""

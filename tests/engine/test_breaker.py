@@ -76,14 +76,14 @@ def test_calls_that_were_under_way_when_it_opened_do_not_prolong_it() -> None:
     assert breaker.open_until_s == until_s
 
 
-def test_s15_a_probe_that_was_never_sent_leaves_its_turn_to_the_next() -> None:
+def test_f_s15_a_probe_that_was_never_sent_leaves_its_turn_to_the_next() -> None:
     breaker = opened()
     assert breaker.allows(101.0)
     breaker.forgo()
     assert [breaker.allows(101.0) for _ in range(2)] == [True, False]
 
 
-def test_s15_a_probe_that_nobody_hears_of_is_over_after_the_longest_deadline() -> None:
+def test_f_s15_a_probe_that_nobody_hears_of_is_over_after_the_longest_deadline() -> None:
     breaker = opened()
     assert breaker.allows(101.0)
     assert not breaker.allows(101.0 + PROBE_MAX_S - 0.001)

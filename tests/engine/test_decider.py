@@ -178,7 +178,7 @@ async def test_p7_or_refused_where_that_is_set(valkey: Server) -> None:
     await link.aclose()
 
 
-async def test_r2_r3_a_settle_repeated_and_one_with_another_amount(decider: Decider) -> None:
+async def test_f_r2_f_r3_a_settle_repeated_and_one_with_another_amount(decider: Decider) -> None:
     enforce(decider, reads())
     grant = granted(await decider.acquire(ask()))
     first = await decider.settle(SettleRequest(grant.reservation, 5))
@@ -190,12 +190,12 @@ async def test_r2_r3_a_settle_repeated_and_one_with_another_amount(decider: Deci
 
 
 @pytest.mark.parametrize("token", ["", "no", "A" * 200])
-async def test_r6_what_is_no_reservation_is_unknown(decider: Decider, token: str) -> None:
+async def test_f_r6_what_is_no_reservation_is_unknown(decider: Decider, token: str) -> None:
     with pytest.raises(UnknownReservation, match=r"^no such reservation$"):
         await decider.settle(SettleRequest(token, 1))
 
 
-async def test_r6_a_reservation_of_another_namespace_is_unknown_to_who_may_not_see_it(decider: Decider) -> None:
+async def test_f_r6_a_reservation_of_another_namespace_is_unknown_to_who_may_not_see_it(decider: Decider) -> None:
     enforce(decider, reads())
     grant = granted(await decider.acquire(ask()))
     with pytest.raises(UnknownReservation):
@@ -210,7 +210,7 @@ async def test_p4_the_first_acquire_of_a_node_may_be_of_a_quota_anywhere(decider
     assert granted(await decider.acquire(ask(work=3))).limits[0].balance == 7
 
 
-async def test_r7_r8_an_acquire_under_its_key_is_one_acquire(decider: Decider) -> None:
+async def test_f_r7_f_r8_an_acquire_under_its_key_is_one_acquire(decider: Decider) -> None:
     enforce(decider, reads(charge=2))
     first = granted(await decider.acquire(ask(), idempotency_key="k"))
     again = granted(await decider.acquire(ask(attempt=2), idempotency_key="k"))
@@ -219,7 +219,7 @@ async def test_r7_r8_an_acquire_under_its_key_is_one_acquire(decider: Decider) -
         await decider.acquire(ask(work=9), idempotency_key="k")
 
 
-async def test_r7_holds_when_the_policies_have_changed_meanwhile(decider: Decider) -> None:
+async def test_f_r7_holds_when_the_policies_have_changed_meanwhile(decider: Decider) -> None:
     enforce(decider, reads(charge=2))
     first = granted(await decider.acquire(ask(), idempotency_key="k"))
     enforce(decider, {**reads(), "name": "others"})
@@ -227,21 +227,21 @@ async def test_r7_holds_when_the_policies_have_changed_meanwhile(decider: Decide
     assert (again.reservation, again.charged) == (first.reservation, 2.0)
 
 
-async def test_p3_a_deleted_policy_still_honours_its_settles(decider: Decider) -> None:
+async def test_f_p3_a_deleted_policy_still_honours_its_settles(decider: Decider) -> None:
     enforce(decider, reads(charge=2))
     grant = granted(await decider.acquire(ask()))
     enforce(decider)
     assert (await decider.settle(SettleRequest(grant.reservation, 12))).adjusted == 10
 
 
-async def test_p4_a_lowered_limit_reaches_live_buckets(decider: Decider) -> None:
+async def test_f_p4_a_lowered_limit_reaches_live_buckets(decider: Decider) -> None:
     enforce(decider, reads())
     granted(await decider.acquire(ask()))
     enforce(decider, reads(capacity=5))
     assert granted(await decider.acquire(ask())).limits[0].balance == pytest.approx(4)
 
 
-async def test_s11_a_damaged_record_is_no_decision(decider: Decider, valkey: Server) -> None:
+async def test_f_s11_a_damaged_record_is_no_decision(decider: Decider, valkey: Server) -> None:
     enforce(decider, reads())
     key = keys.bucket(Slot().prefix, keys.bucket_name("reads", ["c1"]))
     valkey.client().set(key, b"not ours")
@@ -253,7 +253,7 @@ async def test_s11_a_damaged_record_is_no_decision(decider: Decider, valkey: Ser
     granted(await decider.acquire(ask("c2")))
 
 
-async def test_s11_damage_under_an_idempotency_key_is_not_blamed_on_a_bucket_alone(
+async def test_f_s11_damage_under_an_idempotency_key_is_not_blamed_on_a_bucket_alone(
     decider: Decider, valkey: Server
 ) -> None:
     enforce(decider, reads())
@@ -267,7 +267,7 @@ async def test_s11_damage_under_an_idempotency_key_is_not_blamed_on_a_bucket_alo
     )
 
 
-async def test_s11_damage_to_a_reservation_is_not_blamed_on_a_bucket_alone(decider: Decider, valkey: Server) -> None:
+async def test_f_s11_damage_to_a_reservation_is_not_blamed_on_a_bucket_alone(decider: Decider, valkey: Server) -> None:
     enforce(decider, reads())
     grant = granted(await decider.acquire(ask()))
     await decider.settle(SettleRequest(grant.reservation, 1, final=False))
@@ -302,7 +302,7 @@ async def test_g6_the_retries_of_one_policy_s_callers_are_not_held_against_anoth
     assert refused(await decider.acquire(ask())).retry == "after"
 
 
-async def test_v3_work_that_weights_carry_beyond_all_bounds_is_decided_all_the_same(decider: Decider) -> None:
+async def test_f_v3_work_that_weights_carry_beyond_all_bounds_is_decided_all_the_same(decider: Decider) -> None:
     enforce(decider, reads(weights={"operation": {"read": 3}}))
     decision = await decider.acquire(ask(work=2.0**53))
     assert math.isfinite(decision.limits[0].balance)

@@ -106,14 +106,15 @@ async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_o
         await until(lambda: not engine.warnings())
 
 
-def test_p1_an_invalid_policy_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_f_p1_an_invalid_policy_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("policies: [{name: x, rate: fast}]")
     with pytest.raises(PolicyError, match=r"bad\.yaml.*policy 'x', rate: found 'fast'"):
         asyncio.run(open_engine(Settings(policies=path), "redis://127.0.0.1:1"))
 
 
-async def test_s2_a_node_starts_without_its_store_and_connects_later(tmp_path: Path, file: Path) -> None:
+async def test_f_s2_a_node_starts_without_its_store_and_connects_later(tmp_path: Path, file: Path) -> None:
+    """Promise 5"""
     with running("valkey", tmp_path / "store") as server:
         server.stop()
         async with running_engine(server.tcp_url, policies=file) as engine:
@@ -144,7 +145,7 @@ async def test_what_a_node_granted_before_it_had_its_store_others_know_by_a_conf
                 assert (await other.settle(SettleRequest((await granted(one)).reservation, 12))).adjusted == 10
 
 
-async def test_s3_a_store_that_is_away_is_told_and_its_return_needs_no_traffic(valkey: Server, file: Path) -> None:
+async def test_f_s3_a_store_that_is_away_is_told_and_its_return_needs_no_traffic(valkey: Server, file: Path) -> None:
     async with running_engine(valkey.tcp_url, policies=file, deadline_ms=50) as engine:
         valkey.pause()
         try:
@@ -158,7 +159,7 @@ async def test_s3_a_store_that_is_away_is_told_and_its_return_needs_no_traffic(v
         await until(lambda: not engine.warnings())
 
 
-async def test_s9_an_eviction_policy_is_warned_of(valkey: Server) -> None:
+async def test_f_s9_an_eviction_policy_is_warned_of(valkey: Server) -> None:
     valkey.client().config_set("maxmemory-policy", "allkeys-lru")
     try:
         async with running_engine(valkey.url) as engine:
@@ -169,7 +170,7 @@ async def test_s9_an_eviction_policy_is_warned_of(valkey: Server) -> None:
         valkey.client().config_set("maxmemory-policy", "noeviction")
 
 
-async def test_s10_policies_are_restored_from_the_file_after_a_flush(valkey: Server, file: Path) -> None:
+async def test_f_s10_policies_are_restored_from_the_file_after_a_flush(valkey: Server, file: Path) -> None:
     async with running_engine(valkey.url, policies=file, deadline_ms=2000) as engine:
         await granted(engine)
         before = (await engine.store.load()).kept
@@ -196,10 +197,10 @@ def rewrite(file: Path, text: str | None) -> None:
 EDITED = FILE.replace("rate: 100", "rate: 7") + "  - {name: added, match: {operation: write}, rate: 3}\n"
 
 
-async def test_s10_the_file_is_put_back_as_it_is_now_and_not_as_it_was_at_the_start(
+async def test_f_s10_the_file_is_put_back_as_it_is_now_and_not_as_it_was_at_the_start(
     valkey: Server, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S10: what was edited and applied since the node started was undone."""
+    """F-S10: what was edited and applied since the node started was undone."""
     async with running_engine(valkey.url, policies=file) as engine:
         rewrite(file, EDITED)
         await engine.store.apply(load_policy_file(file), who="ada", owner="file", prune=True, foreign="take_over")
@@ -211,7 +212,7 @@ async def test_s10_the_file_is_put_back_as_it_is_now_and_not_as_it_was_at_the_st
 
 
 @pytest.mark.parametrize("now", ["policies: [{name: reads, rate: fast}]", "policies: [", None])
-async def test_s10_a_file_that_cannot_be_used_any_more_is_put_back_as_it_was(
+async def test_f_s10_a_file_that_cannot_be_used_any_more_is_put_back_as_it_was(
     valkey: Server, file: Path, now: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_engine(valkey.url, policies=file) as engine:

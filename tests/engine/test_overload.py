@@ -230,7 +230,7 @@ async def test_s3_settles_count_under_the_class_of_their_acquire(node: Node) -> 
     assert (await node.shedding()).timed == [1, 2, 3, 4]
 
 
-async def test_r7_a_repeat_under_its_key_gets_the_same_refusal(node: Node) -> None:
+async def test_f_r7_a_repeat_under_its_key_gets_the_same_refusal(node: Node) -> None:
     node.enforce(orders())
     await node.order(ShedOrder(rates=(0, 0, 0, 0.5)))
     granted(await node.acquire(SHEDDABLE))
@@ -240,7 +240,7 @@ async def test_r7_a_repeat_under_its_key_gets_the_same_refusal(node: Node) -> No
     assert (again.retry_after_ms, again.reason, again.limits) == (first.retry_after_ms, "overload", first.limits)
 
 
-async def test_r7_a_repeat_whose_policies_have_changed_still_settles_by_its_class_and_expectation(node: Node) -> None:
+async def test_f_r7_a_repeat_whose_policies_have_changed_still_settles_by_its_class_and_expectation(node: Node) -> None:
     node.enforce(orders())
     granted(await node.acquire(SHEDDABLE, key="once"))
     node.enforce(orders(), orders(name="new"))

@@ -83,7 +83,7 @@ async def recovered(decider: Decider) -> None:
     await decider.post()
 
 
-async def test_s14_a_quota_that_is_used_up_grants_nothing_while_the_store_is_away(valkey: Server) -> None:
+async def test_f_s14_a_quota_that_is_used_up_grants_nothing_while_the_store_is_away(valkey: Server) -> None:
     """It was granted again, 64 % over."""
     async with node(valkey) as decider:
         await granted(decider, QUOTA)
@@ -93,7 +93,7 @@ async def test_s14_a_quota_that_is_used_up_grants_nothing_while_the_store_is_awa
     assert (refused.degraded, refused.policy, refused.reason) == (True, "monthly", "quota")
 
 
-async def test_s14_a_quota_goes_on_from_what_was_left_and_the_store_is_told_once(valkey: Server) -> None:
+async def test_f_s14_a_quota_goes_on_from_what_was_left_and_the_store_is_told_once(valkey: Server) -> None:
     async with node(valkey) as decider:
         await granted(decider, QUOTA - 100)
         shun(decider)
@@ -107,7 +107,7 @@ async def test_s14_a_quota_goes_on_from_what_was_left_and_the_store_is_told_once
         assert not (await granted(decider, 1)).degraded
 
 
-async def test_s14_what_is_not_known_is_closed_and_named(valkey: Server) -> None:
+async def test_f_s14_what_is_not_known_is_closed_and_named(valkey: Server) -> None:
     async with node(valkey) as decider:
         await granted(decider, 1, "c1")
         shun(decider)
@@ -117,7 +117,7 @@ async def test_s14_what_is_not_known_is_closed_and_named(valkey: Server) -> None
     assert "does not know what is left of monthly" in str(error.value)
 
 
-async def test_s14_a_balance_of_long_ago_is_closed_where_others_may_have_used_it(valkey: Server) -> None:
+async def test_f_s14_a_balance_of_long_ago_is_closed_where_others_may_have_used_it(valkey: Server) -> None:
     async with node(valkey) as alone, node(valkey, nodes=2) as one_of_two:
         for decider in (alone, one_of_two):
             await granted(decider, 1)
@@ -137,14 +137,14 @@ async def test_open_and_local_are_had_for_the_asking(valkey: Server, mode: str) 
         assert (await granted(decider, 10)).degraded
 
 
-async def test_s14_a_shadow_refuses_nothing_whatever_is_known_of_it(valkey: Server) -> None:
+async def test_f_s14_a_shadow_refuses_nothing_whatever_is_known_of_it(valkey: Server) -> None:
     async with node(valkey, POLICY | {"shadow": True}) as decider:
         shun(decider)
         assert (await granted(decider, 5)).degraded
         assert decider.remainders.owing == 0
 
 
-async def test_s14_several_nodes_share_what_was_left_and_never_exceed_it(valkey: Server) -> None:
+async def test_f_s14_several_nodes_share_what_was_left_and_never_exceed_it(valkey: Server) -> None:
     async with node(valkey, nodes=2) as a, node(valkey, nodes=2) as b:
         total = 0.0
         for number in range(40):  # each hears of what the other took
@@ -168,7 +168,7 @@ async def test_s14_several_nodes_share_what_was_left_and_never_exceed_it(valkey:
         assert total == QUOTA, "and what was left is not lost"
 
 
-async def test_s14_the_settle_of_such_a_grant_corrects_the_difference(valkey: Server) -> None:
+async def test_f_s14_the_settle_of_such_a_grant_corrects_the_difference(valkey: Server) -> None:
     async with node(valkey) as decider:
         await granted(decider, 1000)
         shun(decider)
@@ -182,7 +182,7 @@ async def test_s14_the_settle_of_such_a_grant_corrects_the_difference(valkey: Se
         assert (await decider.settle(SettleRequest(less.reservation, 40))).duplicate
 
 
-async def test_s14_requests_are_counted_where_the_quota_counts_requests(valkey: Server) -> None:
+async def test_f_s14_requests_are_counted_where_the_quota_counts_requests(valkey: Server) -> None:
     policy = {"name": "hits", "match": {}, "per": ["customer"], "quota": {"requests": 10, "period": "day"}}
     async with node(valkey, policy) as decider:
         for _ in range(4):
@@ -194,7 +194,7 @@ async def test_s14_requests_are_counted_where_the_quota_counts_requests(valkey: 
         assert await balance(decider) == 0
 
 
-async def test_s14_a_threshold_of_settles_forgives_nothing_of_it(valkey: Server) -> None:
+async def test_f_s14_a_threshold_of_settles_forgives_nothing_of_it(valkey: Server) -> None:
     async with node(valkey, POLICY | {"settle_threshold": 50}) as decider:
         await granted(decider, 1000)
         shun(decider)
@@ -203,7 +203,7 @@ async def test_s14_a_threshold_of_settles_forgives_nothing_of_it(valkey: Server)
         assert await balance(decider) == QUOTA - 1030
 
 
-async def test_s14_a_window_that_begins_without_the_store_is_debited_in_the_store(valkey: Server) -> None:
+async def test_f_s14_a_window_that_begins_without_the_store_is_debited_in_the_store(valkey: Server) -> None:
     """The store still has the window before, in which a debit would be forgotten with the next acquire."""
     async with node(valkey) as decider:
         await granted(decider, QUOTA)
@@ -218,7 +218,7 @@ async def test_s14_a_window_that_begins_without_the_store_is_debited_in_the_stor
         assert await balance(decider) == QUOTA - 70
 
 
-async def test_s14_a_window_that_began_unheard_is_closed_where_there_are_other_nodes(valkey: Server) -> None:
+async def test_f_s14_a_window_that_began_unheard_is_closed_where_there_are_other_nodes(valkey: Server) -> None:
     async with node(valkey, nodes=2) as decider:
         await granted(decider, 1)
         (heard,) = decider.remainders._heard.values()
@@ -228,7 +228,7 @@ async def test_s14_a_window_that_began_unheard_is_closed_where_there_are_other_n
             await decider.acquire(ask(1))
 
 
-async def test_s14_a_dry_run_owes_nothing(valkey: Server) -> None:
+async def test_f_s14_a_dry_run_owes_nothing(valkey: Server) -> None:
     async with node(valkey) as decider:
         await granted(decider, 1)
         shun(decider)
@@ -236,7 +236,7 @@ async def test_s14_a_dry_run_owes_nothing(valkey: Server) -> None:
         assert decider.remainders.owing == 0
 
 
-async def test_s14_without_memory_a_quota_goes_on_and_is_debited(valkey: Server) -> None:
+async def test_f_s14_without_memory_a_quota_goes_on_and_is_debited(valkey: Server) -> None:
     async with node(valkey) as decider:
         await granted(decider, QUOTA - 10)
         valkey.client().config_set("maxmemory", 1)
@@ -250,7 +250,7 @@ async def test_s14_without_memory_a_quota_goes_on_and_is_debited(valkey: Server)
         assert await balance(decider) == 2
 
 
-async def test_s14_buckets_that_are_remembered_are_bounded(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_f_s14_buckets_that_are_remembered_are_bounded(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remainders, "BUCKETS_MAX", 3)
     async with node(valkey) as decider:
         for customer in ("c1", "c2", "c3", "c1", "c4"):
@@ -262,7 +262,7 @@ async def test_s14_buckets_that_are_remembered_are_bounded(valkey: Server, monke
         ]
 
 
-async def test_s14_a_post_whose_answer_is_lost_debits_once(durable: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_f_s14_a_post_whose_answer_is_lost_debits_once(durable: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remainders, "POST_TIMEOUT_S", 0.3)
     async with node(durable) as decider:
         await granted(decider, 1000)
@@ -323,7 +323,7 @@ def until_metric(client: httpx.Client, line: str) -> None:
 
 
 @pytest.mark.slow
-def test_s14_two_nodes_and_a_store_that_comes_and_goes_never_grant_more_than_the_quota(fleet: Fleet) -> None:
+def test_f_s14_two_nodes_and_a_store_that_comes_and_goes_never_grant_more_than_the_quota(fleet: Fleet) -> None:
     """A monthly quota of 20,000 that was nearly used up: it was 64 % over after eight seconds without the store."""
     clients = [fleet.start(), fleet.start()]
     for client in clients:
@@ -360,7 +360,7 @@ def test_s14_two_nodes_and_a_store_that_comes_and_goes_never_grant_more_than_the
     assert QUOTA - 20 <= total <= QUOTA
 
 
-def test_s14_sigterm_while_the_store_is_away_says_what_it_will_never_know(
+def test_f_s14_sigterm_while_the_store_is_away_says_what_it_will_never_know(
     durable: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "policies.yaml"

@@ -1,4 +1,4 @@
-"""FAULTS R1–R13 and R16: what happens to a reservation when callers and nodes die, repeat themselves or lie."""
+"""F-R1 to F-R13 and F-R16: what happens to a reservation when callers and nodes die, repeat themselves or lie (B2)."""
 
 import asyncio
 from contextlib import aclosing
@@ -62,7 +62,7 @@ def keyed(operation: Acquire, *, key: str = "order-17", fingerprint: bytes = b"f
     return operation.but(idempotency=Idempotency(key, fingerprint, memo))
 
 
-def test_r1_a_client_that_dies_stays_charged_at_its_estimate(store: ScriptStore) -> None:
+def test_f_r1_a_client_that_dies_stays_charged_at_its_estimate(store: ScriptStore) -> None:
     reserve(store, ask(TERMS, charge=7))
     long_gone_us = START_US + HOUR_US
     acquire(store, ask(TERMS, charge=0), long_gone_us)
@@ -71,7 +71,7 @@ def test_r1_a_client_that_dies_stays_charged_at_its_estimate(store: ScriptStore)
     assert (record.admitted - 1, record.settles, record.work_charged) == (1, 0, 7), "one admitted, none settled"
 
 
-def test_r2_the_same_settle_twice_moves_nothing(store: ScriptStore) -> None:
+def test_f_r2_the_same_settle_twice_moves_nothing(store: ScriptStore) -> None:
     reservation = reserve(store, ask(TERMS, charge=2))
     first = settle(store, done(reservation, 9))
     before = store.record(BUCKET), store.tombstone("r1")
@@ -81,14 +81,14 @@ def test_r2_the_same_settle_twice_moves_nothing(store: ScriptStore) -> None:
     assert (store.record(BUCKET), store.tombstone("r1")) == before
 
 
-def test_r2_the_same_settle_twice_in_one_batch_moves_nothing(store: ScriptStore) -> None:
+def test_f_r2_the_same_settle_twice_in_one_batch_moves_nothing(store: ScriptStore) -> None:
     reservation = reserve(store, ask(TERMS, charge=2))
     answers = store.settle([done(reservation, 9)] * 3, START_US)
     assert [answer.status for answer in answers] == [SettleStatus.SETTLED] + [SettleStatus.DUPLICATE] * 2
     assert (record_of(store).settles, look(store, TERMS)) == (1, 1024 - 9)
 
 
-def test_r3_a_second_settle_with_another_amount_is_a_conflict_and_moves_nothing(store: ScriptStore) -> None:
+def test_f_r3_a_second_settle_with_another_amount_is_a_conflict_and_moves_nothing(store: ScriptStore) -> None:
     reservation = reserve(store, ask(TERMS, charge=2))
     first = settle(store, done(reservation, 9))
     before = store.record(BUCKET), store.tombstone("r1")
@@ -99,20 +99,20 @@ def test_r3_a_second_settle_with_another_amount_is_a_conflict_and_moves_nothing(
     assert (store.record(BUCKET), store.tombstone("r1")) == before
 
 
-def test_r4_more_work_after_the_deadline_is_debited(store: ScriptStore) -> None:
+def test_f_r4_more_work_after_the_deadline_is_debited(store: ScriptStore) -> None:
     reservation = reserve(store, ask(TERMS, charge=2))
     answer = settle(store, done(reservation, 9), reservation.deadline_us + S_US)
     assert (answer.status, answer.late, answer.buckets[0].adjusted) == (SettleStatus.SETTLED, True, 7)
     assert record_of(store).balance == pytest.approx(1024 - 9)
 
 
-def test_r4_a_settle_at_the_deadline_is_not_late(store: ScriptStore) -> None:
+def test_f_r4_a_settle_at_the_deadline_is_not_late(store: ScriptStore) -> None:
     reservation = reserve(store, ask(TERMS, charge=9))
     answer = settle(store, done(reservation, 2), reservation.deadline_us)
     assert (answer.late, answer.buckets[0].adjusted) == (False, -7)
 
 
-def test_r5_less_work_after_the_deadline_refunds_nothing(store: ScriptStore) -> None:
+def test_f_r5_less_work_after_the_deadline_refunds_nothing(store: ScriptStore) -> None:
     reservation = reserve(store, ask(TERMS, charge=9))
     answer = settle(store, done(reservation, 2), reservation.deadline_us + 1)
     assert (answer.status, answer.late, answer.buckets[0].adjusted) == (SettleStatus.SETTLED, True, 0)
@@ -122,7 +122,7 @@ def test_r5_less_work_after_the_deadline_refunds_nothing(store: ScriptStore) -> 
     assert (again.status, again.late) == (SettleStatus.DUPLICATE, True)
 
 
-def test_r5_after_the_grace_a_reservation_is_gone(store: ScriptStore) -> None:
+def test_f_r5_after_the_grace_a_reservation_is_gone(store: ScriptStore) -> None:
     """Its tombstone may be forgotten by then, so even a first settle must not count."""
     reservation = reserve(store, ask(TERMS, charge=9))
     before = store.record(BUCKET)
@@ -131,7 +131,7 @@ def test_r5_after_the_grace_a_reservation_is_gone(store: ScriptStore) -> None:
     assert (store.record(BUCKET), store.tombstone("r1")) == (before, None)
 
 
-def test_r6_what_is_not_our_token_names_no_reservation() -> None:
+def test_f_r6_what_is_not_our_token_names_no_reservation() -> None:
     """One answer for all of them, and no bucket or tombstone to write to. Every bit: tests/model/bucket."""
     ours = Signer(b"ours")
     charges = (Charge(BUCKET, 2.0),)
@@ -145,7 +145,7 @@ def test_r6_what_is_not_our_token_names_no_reservation() -> None:
 
 
 @pytest.mark.parametrize("charge", [2, 2000])
-def test_r7_an_acquire_repeated_with_its_key_is_decided_once(store: ScriptStore, charge: float) -> None:
+def test_f_r7_an_acquire_repeated_with_its_key_is_decided_once(store: ScriptStore, charge: float) -> None:
     """Granted or refused, the decision stands, with the memo of the first."""
     request = ask(quota_terms(1024, (0, 2 * START_US)), charge=charge)
     first = acquire(store, keyed(request, memo=b"first"))
@@ -156,14 +156,14 @@ def test_r7_an_acquire_repeated_with_its_key_is_decided_once(store: ScriptStore,
     assert store.record(BUCKET) == before
 
 
-def test_r7_a_key_repeated_in_one_batch_is_decided_once(store: ScriptStore) -> None:
+def test_f_r7_a_key_repeated_in_one_batch_is_decided_once(store: ScriptStore) -> None:
     requests = [keyed(ask(TERMS), memo=memo) for memo in (b"first", b"second", b"third")]
     first, *others = store.acquire(requests, START_US)
     assert others == [first.but(memo=b"first")] * 2
     assert look(store, TERMS) == 1022
 
 
-def test_r7_a_refusal_stands_even_when_tokens_are_back(store: ScriptStore) -> None:
+def test_f_r7_a_refusal_stands_even_when_tokens_are_back(store: ScriptStore) -> None:
     terms = work_terms(rate=100, capacity=50)
     acquire(store, ask(terms, charge=50))
     assert not acquire(store, keyed(ask(terms))).granted
@@ -171,7 +171,7 @@ def test_r7_a_refusal_stands_even_when_tokens_are_back(store: ScriptStore) -> No
     assert acquire(store, keyed(ask(terms), key="order-18"), START_US + S_US).granted
 
 
-def test_r8_a_key_with_other_parameters_is_a_conflict_and_debits_nothing(store: ScriptStore) -> None:
+def test_f_r8_a_key_with_other_parameters_is_a_conflict_and_debits_nothing(store: ScriptStore) -> None:
     acquire(store, keyed(ask(TERMS)))
     before = store.record(BUCKET)
     answer = acquire(store, keyed(ask(TERMS, charge=3), fingerprint=b"g" * 16))
@@ -179,14 +179,14 @@ def test_r8_a_key_with_other_parameters_is_a_conflict_and_debits_nothing(store: 
     assert store.record(BUCKET) == before
 
 
-def test_r9_work_far_above_the_estimate_is_debited_to_the_bound_and_counted(store: ScriptStore) -> None:
+def test_f_r9_work_far_above_the_estimate_is_debited_to_the_bound_and_counted(store: ScriptStore) -> None:
     reservation = reserve(store, ask(TERMS, charge=2))
     answer = settle(store, done(reservation, 5000))
     assert (answer.buckets[0].balance, answer.buckets[0].uncollected) == (-100, 5000 - 1124)
     assert (record_of(store).balance, record_of(store).uncollected) == (-100, 5000 - 1124)
 
 
-def test_r9_a_final_word_below_the_progress_takes_back_the_uncollected_first(store: ScriptStore) -> None:
+def test_f_r9_a_final_word_below_the_progress_takes_back_the_uncollected_first(store: ScriptStore) -> None:
     """What was never collected cannot be given back."""
     reservation = reserve(store, ask(TERMS, charge=2))
     settle(store, progress(reservation, 5000))
@@ -195,7 +195,7 @@ def test_r9_a_final_word_below_the_progress_takes_back_the_uncollected_first(sto
     assert record_of(store).uncollected == 0
 
 
-def test_r10_no_work_is_a_full_refund_and_never_more_than_capacity(store: ScriptStore) -> None:
+def test_f_r10_no_work_is_a_full_refund_and_never_more_than_capacity(store: ScriptStore) -> None:
     terms = work_terms(rate=100, capacity=50)
     reservation = reserve(store, ask(terms, charge=50))
     assert settle(store, done(reservation, 0)).buckets[0].balance == 50
@@ -204,7 +204,7 @@ def test_r10_no_work_is_a_full_refund_and_never_more_than_capacity(store: Script
 
 
 @pytest.mark.parametrize("order", list(permutations([64, 128, 192])))
-def test_r12_progress_repeated_or_reordered_counts_by_its_highest_mark(
+def test_f_r12_progress_repeated_or_reordered_counts_by_its_highest_mark(
     store: ScriptStore, order: tuple[int, ...]
 ) -> None:
     reservation = reserve(store, ask(TERMS, charge=1))
@@ -217,7 +217,7 @@ def test_r12_progress_repeated_or_reordered_counts_by_its_highest_mark(
     assert (look(store, TERMS), record_of(store).settles) == (1024 - 192, 1)
 
 
-def test_r13_when_one_of_several_policies_refuses_none_is_debited(store: ScriptStore) -> None:
+def test_f_r13_when_one_of_several_policies_refuses_none_is_debited(store: ScriptStore) -> None:
     names = [f"p{number}:a" for number in range(8)]
     empty = names[5]
     acquire(store, ask(TERMS, bucket=empty, charge=1024))
@@ -255,7 +255,7 @@ async def lose_an_answer(server: Server, operation: Acquire) -> None:
             await dying.acquire(SLOT, operation, timeout_s=0.2)
 
 
-async def test_r11_another_node_repeats_with_the_key_and_finds_the_decision(server: Server) -> None:
+async def test_f_r11_another_node_repeats_with_the_key_and_finds_the_decision(server: Server) -> None:
     await lose_an_answer(server, keyed(ask(TERMS), memo=b"the first node's reservation"))
     async with node(server.url) as other:
         answer = await other.acquire(SLOT, keyed(ask(TERMS), memo=b"the second's"), timeout_s=PATIENT_S)
@@ -264,10 +264,10 @@ async def test_r11_another_node_repeats_with_the_key_and_finds_the_decision(serv
     assert (record.admitted, record.work_charged) == (1, 2), "one debit"
 
 
-async def test_r11_without_a_key_the_estimate_stays_charged(server: Server) -> None:
+async def test_f_r11_without_a_key_the_estimate_stays_charged(server: Server) -> None:
     await lose_an_answer(server, ask(TERMS))
     record = record_of(ScriptStore(server, SLOT))
-    assert (record.admitted, record.work_charged, record.settles) == (1, 2, 0), "as in R1"
+    assert (record.admitted, record.work_charged, record.settles) == (1, 2, 0), "as in F-R1"
 
 
 CALLERS = 300
@@ -279,7 +279,7 @@ def caller(number: int) -> Acquire:
     return ask(terms, bucket=f"caller:{number}")
 
 
-async def test_r16_callers_cancelled_mid_acquire_leave_nothing_behind(valkey: Server) -> None:
+async def test_f_r16_callers_cancelled_mid_acquire_leave_nothing_behind(valkey: Server) -> None:
     before = asyncio.all_tasks()
     async with Proxy(valkey.port) as proxy, node(proxy.url) as buckets:
         await warm(buckets)
@@ -303,7 +303,7 @@ async def test_r16_callers_cancelled_mid_acquire_leave_nothing_behind(valkey: Se
     assert asyncio.all_tasks() == before
 
 
-async def test_r16_callers_cancelled_mid_settle_leave_nothing_behind(valkey: Server) -> None:
+async def test_f_r16_callers_cancelled_mid_settle_leave_nothing_behind(valkey: Server) -> None:
     before = asyncio.all_tasks()
     async with Proxy(valkey.port) as proxy, node(proxy.url) as buckets:
         await warm(buckets)
@@ -336,7 +336,7 @@ async def test_r16_callers_cancelled_mid_settle_leave_nothing_behind(valkey: Ser
     assert asyncio.all_tasks() == before
 
 
-async def test_r16_a_call_that_timed_out_never_answers_another(valkey: Server) -> None:
+async def test_f_r16_a_call_that_timed_out_never_answers_another(valkey: Server) -> None:
     """Its reply still comes, when the store wakes up: nobody may be listening on that connection then."""
     async with aclosing(Watched(await open_link(valkey.url))) as link:
         buckets = Buckets(link)
@@ -359,7 +359,7 @@ async def test_r16_a_call_that_timed_out_never_answers_another(valkey: Server) -
         assert capacities == [1000 + number for number in range(10, 20)]
 
 
-async def test_r16_a_caller_cancelled_at_once_was_never_there(valkey: Server) -> None:
+async def test_f_r16_a_caller_cancelled_at_once_was_never_there(valkey: Server) -> None:
     async with node(valkey.url) as buckets:
         tasks = [asyncio.create_task(buckets.acquire(SLOT, caller(1), timeout_s=PATIENT_S)) for _ in range(10)]
         await asyncio.sleep(0)  # they have asked, and nothing is sent yet

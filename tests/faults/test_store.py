@@ -1,4 +1,4 @@
-"""FAULTS S1, S4, S6, S7, S11: a store that forgets, dies, moves or is written to by others (promises 1 and 2)."""
+"""F-S1, F-S4, F-S6, F-S7, F-S11: a store that forgets, dies, moves or is written to by others (promises 1 and 2)."""
 
 import asyncio
 import math
@@ -103,10 +103,10 @@ async def under_load(buckets: Buckets) -> AsyncIterator[Load]:
             load.stopping = True
 
 
-# S1: forgotten scripts, restarts
+# F-S1: forgotten scripts, restarts
 
 
-async def test_s1_script_flush_under_load_is_invisible(server: Server) -> None:
+async def test_f_s1_script_flush_under_load_is_invisible(server: Server) -> None:
     async with node(server.url) as buckets, under_load(buckets) as load:
         for _ in range(20):
             server.command("SCRIPT FLUSH SYNC")
@@ -121,7 +121,7 @@ def durable(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["stopped", "killed"])
-async def test_s1_a_restart_under_load_is_invisible(durable: Server, hard: bool) -> None:
+async def test_f_s1_a_restart_under_load_is_invisible(durable: Server, hard: bool) -> None:
     """With its append-only file, and callers that can wait a little: nothing lost, nothing debited twice."""
     async with node(durable.url) as buckets, under_load(buckets) as load:
         await asyncio.to_thread(durable.restart, hard=hard)
@@ -142,7 +142,7 @@ class Losing(Watched):
 
 
 @pytest.mark.parametrize("losses", [1, 2, 5])
-async def test_s1_a_call_is_sent_again_until_it_is_answered(valkey: Server, losses: int) -> None:
+async def test_f_s1_a_call_is_sent_again_until_it_is_answered(valkey: Server, losses: int) -> None:
     """A server that is killed takes every connection with it, one after the other: a retry may find the next one."""
     async with aclosing(Losing(await open_link(valkey.url))) as link:
         buckets = Buckets(link)
@@ -152,11 +152,11 @@ async def test_s1_a_call_is_sent_again_until_it_is_answered(valkey: Server, loss
     assert (answer.granted, answer.buckets[0].balance) == (True, CAPACITY - 2), "debited once"
 
 
-# S4: lost replies, late copies
+# F-S4: lost replies, late copies
 
 
 @pytest.mark.parametrize("received", [0, 1, 20])
-async def test_s4_a_connection_reset_mid_reply_debits_once(server: Server, received: int) -> None:
+async def test_f_s4_a_connection_reset_mid_reply_debits_once(server: Server, received: int) -> None:
     async with Proxy(server.port) as proxy, node(proxy.url) as buckets:
         await buckets.acquire(SLOT, ask(TERMS, bucket="warm:"), timeout_s=PATIENT_S)
         seen = proxy.requests
@@ -167,7 +167,7 @@ async def test_s4_a_connection_reset_mid_reply_debits_once(server: Server, recei
     assert record_of(ScriptStore(server, SLOT)).admitted == 1
 
 
-async def test_s4_every_reply_lost_once_under_load_debits_once(valkey: Server) -> None:
+async def test_f_s4_every_reply_lost_once_under_load_debits_once(valkey: Server) -> None:
     async with Proxy(valkey.port) as proxy, node(proxy.url) as buckets, under_load(buckets) as load:
         for _ in range(20):
             proxy.drop_next_reply()
@@ -175,7 +175,7 @@ async def test_s4_every_reply_lost_once_under_load_debits_once(valkey: Server) -
     load.check(ScriptStore(valkey, SLOT))
 
 
-async def test_s4_a_copy_held_back_by_the_network_and_delivered_later_debits_nothing(valkey: Server) -> None:
+async def test_f_s4_a_copy_held_back_by_the_network_and_delivered_later_debits_nothing(valkey: Server) -> None:
     """The first copy is held, the retry on another connection answers, then the first one arrives after all."""
     async with Proxy(valkey.port) as proxy, node(proxy.url) as buckets:
         await buckets.acquire(SLOT, ask(TERMS, bucket="warm:"), timeout_s=PATIENT_S)
@@ -201,7 +201,7 @@ def commands(server: Server) -> int:
     return int(stats.get("cmdstat_evalsha", {}).get("calls", 0))
 
 
-def test_s4_the_same_call_again_finds_its_first_reply(server: Server) -> None:
+def test_f_s4_the_same_call_again_finds_its_first_reply(server: Server) -> None:
     store = ScriptStore(server, SLOT)
     call = ACQUIRE.call(store.prefix, b"flush", [ask(TERMS)], now_us=START_US, expires_us=START_US + CALL_LIFETIME_US)
     first = server.command("EVAL", ACQUIRE.source, *call)
@@ -211,7 +211,7 @@ def test_s4_the_same_call_again_finds_its_first_reply(server: Server) -> None:
     assert store.record(BUCKET) == before
 
 
-def test_s4_a_copy_that_outlived_its_reply_does_nothing(server: Server) -> None:
+def test_f_s4_a_copy_that_outlived_its_reply_does_nothing(server: Server) -> None:
     """The exact case: the reply is gone, the copy comes after its expiry. An acquire and a settle alike."""
     store = ScriptStore(server, SLOT)
     reservation = reserve(store, ask(TERMS, charge=2))
@@ -229,14 +229,14 @@ def test_s4_a_copy_that_outlived_its_reply_does_nothing(server: Server) -> None:
     assert server.command("EXISTS", keys.reply(store.prefix, b"held")) == 0
 
 
-def test_s4_a_reply_outlives_every_copy_of_its_call(server: Server) -> None:
+def test_f_s4_a_reply_outlives_every_copy_of_its_call(server: Server) -> None:
     store = ScriptStore(server, SLOT)
     store.acquire([ask(TERMS)], START_US, flush_id=b"flush")
     kept_ms = server.client().pttl(keys.reply(store.prefix, b"flush"))
     assert kept_ms > CALL_LIFETIME_US / 1000 * 1.5
 
 
-async def test_s4_every_call_of_a_node_carries_an_expiry_even_its_first(valkey: Server) -> None:
+async def test_f_s4_every_call_of_a_node_carries_an_expiry_even_its_first(valkey: Server) -> None:
     """Otherwise a copy of it, held back for longer than its reply lives, would debit a second time."""
     async with aclosing(Watched(await open_link(valkey.url))) as link:
         buckets = Buckets(link)
@@ -245,7 +245,7 @@ async def test_s4_every_call_of_a_node_carries_an_expiry_even_its_first(valkey: 
     assert all(expires_us > 0 for _, expires_us, _ in link.heads), link.heads
 
 
-# S6: a demoted primary
+# F-S6: a demoted primary
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def pair(directory: Path) -> Iterator[tuple[Server, Server]]:
         yield primary, replica
 
 
-async def test_s6_a_demoted_primary_behind_an_address_is_left_for_the_new_one(tmp_path: Path) -> None:
+async def test_f_s6_a_demoted_primary_behind_an_address_is_left_for_the_new_one(tmp_path: Path) -> None:
     """FAILOVER loses nothing; the connections that are still open find a replica, and read READONLY from it."""
     with pair(tmp_path) as (old, new):
         async with Proxy(old.port) as address, node(address.url) as buckets, under_load(buckets) as load:
@@ -273,7 +273,7 @@ async def test_s6_a_demoted_primary_behind_an_address_is_left_for_the_new_one(tm
         assert b"slave" in old.command("ROLE")
 
 
-async def test_s6_readonly_for_a_while_is_waited_out(tmp_path: Path) -> None:
+async def test_f_s6_readonly_for_a_while_is_waited_out(tmp_path: Path) -> None:
     """The same server demoted and promoted again: nothing ran in between, and nobody noticed."""
     with pair(tmp_path) as (one, other):
         async with node(one.url) as buckets, under_load(buckets) as load:
@@ -293,10 +293,10 @@ def turned_away(server: Server) -> int:
     return int(stats.get("errorstat_READONLY", {}).get("count", 0))
 
 
-# S7: a slot that moves
+# F-S7: a slot that moves
 
 
-async def test_s7_a_slot_migrated_under_load_changes_no_decision(cluster: Cluster) -> None:
+async def test_f_s7_a_slot_migrated_under_load_changes_no_decision(cluster: Cluster) -> None:
     """Every call names keys that do not exist yet, so a slot on the move answers TRYAGAIN, and callers wait for it."""
     slot = key_slot(SLOT.prefix)
     home = cluster.owner(slot)
@@ -308,7 +308,7 @@ async def test_s7_a_slot_migrated_under_load_changes_no_decision(cluster: Cluste
     load.check(ScriptStore(cluster, SLOT))
 
 
-async def test_s7_half_a_slot_moved_is_waited_for_and_not_decided_on(cluster: Cluster) -> None:
+async def test_f_s7_half_a_slot_moved_is_waited_for_and_not_decided_on(cluster: Cluster) -> None:
     """The bucket's record is at the new home already: a decision at the old one would find a full bucket."""
     store, slot = ScriptStore(cluster, SLOT), key_slot(SLOT.prefix)
     acquire(store, ask(TERMS, charge=10))
@@ -336,7 +336,7 @@ def tried_again(server: Server) -> int:
     return int(stats.get("errorstat_TRYAGAIN", {}).get("count", 0))
 
 
-# S11: what is not ours
+# F-S11: what is not ours
 
 
 def altered(terms: Params, **fields: float | Shedding) -> bytes:
@@ -411,7 +411,7 @@ def assert_only_the_other_is_served(store: ScriptStore, key: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["hash", "list"])
-def test_s11_a_foreign_type_at_a_bucket_is_left_alone(server: Server, kind: str) -> None:
+def test_f_s11_a_foreign_type_at_a_bucket_is_left_alone(server: Server, kind: str) -> None:
     store = ScriptStore(server, SLOT)
     key = keys.bucket(store.prefix, BUCKET)
     put_foreign(server, key, kind)
@@ -419,7 +419,7 @@ def test_s11_a_foreign_type_at_a_bucket_is_left_alone(server: Server, kind: str)
 
 
 @pytest.mark.parametrize("raw", CORRUPT.values(), ids=CORRUPT.keys())
-def test_s11_a_corrupt_record_at_a_bucket_is_left_alone(server: Server, raw: bytes) -> None:
+def test_f_s11_a_corrupt_record_at_a_bucket_is_left_alone(server: Server, raw: bytes) -> None:
     store = ScriptStore(server, SLOT)
     key = keys.bucket(store.prefix, BUCKET)
     server.command("SET", key, raw)
@@ -427,7 +427,7 @@ def test_s11_a_corrupt_record_at_a_bucket_is_left_alone(server: Server, raw: byt
 
 
 @pytest.mark.parametrize("kind", ["hash", "list", "short", "long", "another state"])
-def test_s11_a_foreign_tombstone_is_left_alone(server: Server, kind: str) -> None:
+def test_f_s11_a_foreign_tombstone_is_left_alone(server: Server, kind: str) -> None:
     store = ScriptStore(server, SLOT)
     broken, sound = reserve(store, ask(TERMS)), reserve(store, ask(TERMS, bucket=OTHER), name="r2")
     key = keys.tombstone(store.prefix, broken.reservation)
@@ -445,7 +445,7 @@ def test_s11_a_foreign_tombstone_is_left_alone(server: Server, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["hash", "list", "empty", "cut short", "noise"])
-def test_s11_a_foreign_decision_at_an_idempotency_key_is_left_alone(server: Server, kind: str) -> None:
+def test_f_s11_a_foreign_decision_at_an_idempotency_key_is_left_alone(server: Server, kind: str) -> None:
     store = ScriptStore(server, SLOT)
     key = keys.idempotency(store.prefix, "order-17")
     fingerprint = b"f" * 16
@@ -462,7 +462,7 @@ def test_s11_a_foreign_decision_at_an_idempotency_key_is_left_alone(server: Serv
 
 
 @pytest.mark.parametrize("which", ["sampling", "touched"])
-def test_s11_a_foreign_type_at_the_controllers_keys_stops_no_decision(server: Server, which: str) -> None:
+def test_f_s11_a_foreign_type_at_the_controllers_keys_stops_no_decision(server: Server, which: str) -> None:
     """They are only for the controller: admission must not hang on them, and nothing may be half done."""
     store = ScriptStore(server, SLOT)
     put_foreign(server, getattr(keys, which)(store.prefix), "hash")

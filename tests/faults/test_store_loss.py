@@ -1,4 +1,4 @@
-"""FAULTS S3 and promise 4: an answer within the deadline, whatever the store does; and recovery by itself (B3)."""
+"""F-S3 and promise 4: an answer within the deadline, whatever the store does; and recovery by itself (B3)."""
 
 import asyncio
 import time
@@ -86,7 +86,7 @@ async def test_two_nodes_on_their_own_admit_together_no_more_than_the_limit_and_
         assert admitted == 100
 
 
-async def test_s3_a_frozen_store_costs_no_answer_more_than_twice_its_deadline(valkey: Server) -> None:
+async def test_f_s3_a_frozen_store_costs_no_answer_more_than_twice_its_deadline(valkey: Server) -> None:
     deadline_s = 1.0  # so long that a busy machine does not count as a slow answer
     async with node(valkey.tcp_url, policy("local", capacity=1e6), deadline_s=deadline_s) as decider:
         loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ async def test_s3_a_frozen_store_costs_no_answer_more_than_twice_its_deadline(va
         assert sorted(took_s)[len(took_s) // 2] < deadline_s / 2
 
 
-async def test_s3_it_recovers_without_a_restart(valkey: Server) -> None:
+async def test_f_s3_it_recovers_without_a_restart(valkey: Server) -> None:
     async with node(valkey.tcp_url, policy("open")) as decider:
         valkey.pause()
         try:
@@ -145,7 +145,7 @@ async def test_a_settle_without_the_store_is_to_be_sent_again() -> None:
         assert error.value.reason == "store_unavailable"
 
 
-async def test_s8_a_store_without_memory_degrades_acquires_and_still_settles(valkey: Server) -> None:
+async def test_f_s8_a_store_without_memory_degrades_acquires_and_still_settles(valkey: Server) -> None:
     async with node(valkey.url, policy("open")) as decider:
         grant = await granted(decider)
         client = valkey.client()
@@ -159,7 +159,7 @@ async def test_s8_a_store_without_memory_degrades_acquires_and_still_settles(val
         assert not (await granted(decider)).degraded
 
 
-async def test_s15_a_probe_that_meets_a_store_without_memory_ends_and_settles_go_on(valkey: Server) -> None:
+async def test_f_s15_a_probe_that_meets_a_store_without_memory_ends_and_settles_go_on(valkey: Server) -> None:
     """F-S15: the probe was never over, and every settle was a 503 for as long as the memory lacked."""
     async with node(valkey.url, policy("open"), deadline_s=0.5) as decider:
         grant = await granted(decider)

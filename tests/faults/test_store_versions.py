@@ -1,4 +1,4 @@
-"""S13: a server too old, or without Lua, is refused with a message that says what to change."""
+"""F-S13: a server too old, or without Lua, is refused with a message that says what to change."""
 
 from contextlib import aclosing
 from pathlib import Path
@@ -38,7 +38,7 @@ async def refusal_over(link: Link) -> str:
         ("loading:0", "Redis of unknown version"),
     ],
 )
-async def test_s13_a_server_too_old_is_refused_with_the_fix(info: str, what: str) -> None:
+async def test_f_s13_a_server_too_old_is_refused_with_the_fix(info: str, what: str) -> None:
     async with FakeServer({"INFO": bulk(f"# Server\r\n{info}\r\n")}) as fake:
         message = await refusal(fake.url)
     assert message.startswith(f"{what} {TOO_OLD}")
@@ -53,7 +53,7 @@ async def test_s13_a_server_too_old_is_refused_with_the_fix(info: str, what: str
         ("redis_version:7.2.4\r\nvalkey_version:8.0.1", "valkey", (8, 0, 1)),
     ],
 )
-async def test_s13_the_oldest_that_will_do_are_accepted(info: str, name: str, version: Any) -> None:
+async def test_f_s13_the_oldest_that_will_do_are_accepted(info: str, name: str, version: Any) -> None:
     async with (
         FakeServer({"INFO": bulk(f"# Server\r\n{info}\r\n"), "EVAL": SCRIPT_REPLY}) as fake,
         aclosing(await open_link(fake.url)) as link,
@@ -63,7 +63,7 @@ async def test_s13_the_oldest_that_will_do_are_accepted(info: str, name: str, ve
 
 
 @pytest.mark.parametrize("flavour", ["valkey", "redis"])
-async def test_s13_a_server_without_eval_is_refused_with_the_fix(flavour: Flavour, tmp_path: Path) -> None:
+async def test_f_s13_a_server_without_eval_is_refused_with_the_fix(flavour: Flavour, tmp_path: Path) -> None:
     with running(flavour, tmp_path, config={"rename-command": 'EVAL ""'}) as server:
         message = await refusal(server.url)
     assert message.startswith("the server cannot run Lua scripts (unknown command 'EVAL'")
@@ -72,7 +72,7 @@ async def test_s13_a_server_without_eval_is_refused_with_the_fix(flavour: Flavou
 
 
 @pytest.mark.parametrize("denied", ["-@scripting", "-info", "-time"])
-async def test_s13_a_user_who_may_not_run_scripts_is_refused_with_the_fix(server: Server, denied: str) -> None:
+async def test_f_s13_a_user_who_may_not_run_scripts_is_refused_with_the_fix(server: Server, denied: str) -> None:
     """Also when the right is missing only inside the script."""
     server.command("ACL", "SETUSER", "clerk", "reset", "on", ">word", "~*", "&*", "+@all", denied)
     try:
@@ -83,7 +83,7 @@ async def test_s13_a_user_who_may_not_run_scripts_is_refused_with_the_fix(server
     assert "ACL SETUSER <user> on ~hg:* &hg:* +@all -@dangerous +info" in message
 
 
-async def test_s13_the_rights_that_the_message_names_are_enough(server: Server) -> None:
+async def test_f_s13_the_rights_that_the_message_names_are_enough(server: Server) -> None:
     rights = ["on", "~hg:*", "&hg:*", "+@all", "-@dangerous", "+info"]
     server.command("ACL", "SETUSER", "clerk", "reset", ">word", *rights)
     try:
@@ -93,7 +93,7 @@ async def test_s13_the_rights_that_the_message_names_are_enough(server: Server) 
         server.command("ACL", "DELUSER", "clerk")
 
 
-async def test_s13_numbers_that_lua_alters_are_noticed() -> None:
+async def test_f_s13_numbers_that_lua_alters_are_noticed() -> None:
     info = bulk("redis_version:7.2.0\r\n")
     async with FakeServer({"INFO": info, "EVAL": SCRIPT_REPLY.replace(b"\x9a", b"\x00")}) as fake:
         assert "alters numbers" in await refusal(fake.url)

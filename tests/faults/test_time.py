@@ -1,4 +1,4 @@
-"""FAULTS T1–T5: clocks that step, clocks that are wrong, and buckets that nobody asked for a year (promise 6)."""
+"""F-T1 to F-T5: clocks that step, clocks that are wrong, and buckets that nobody asked for a year (promise 6)."""
 
 import asyncio
 import math
@@ -59,32 +59,32 @@ def balances(ledger: Decides, *times_us: int) -> list[float]:
     return [acquire(ledger, TOUCH, now_us).buckets[0].balance for now_us in times_us]
 
 
-def test_t1_back_200_ms_gives_no_credit(ledger: Decides) -> None:
+def test_f_t1_back_200_ms_gives_no_credit(ledger: Decides) -> None:
     acquire(ledger, ask(TERMS, charge=50))
     back_us = START_US - 200 * MS_US
     assert balances(ledger, back_us, back_us + 100 * MS_US, START_US) == [0, 0, 0], "time that was credited before"
     assert balances(ledger, START_US + 100 * MS_US) == [10]
 
 
-def test_t1_a_settle_during_the_step_gets_no_credit_either(ledger: Decides) -> None:
+def test_f_t1_a_settle_during_the_step_gets_no_credit_either(ledger: Decides) -> None:
     reservation = reserve(ledger, ask(TERMS, charge=50))
     assert settle(ledger, done(reservation, 50), START_US - 200 * MS_US).buckets[0].balance == 0
     assert balances(ledger, START_US) == [0]
 
 
-def test_t2_back_an_hour_is_anchored_anew_without_credit(ledger: Decides) -> None:
+def test_f_t2_back_an_hour_is_anchored_anew_without_credit(ledger: Decides) -> None:
     acquire(ledger, ask(TERMS, charge=50))
     back_us = START_US - HOUR_US
     assert balances(ledger, back_us) == [0]
     assert balances(ledger, back_us + 100 * MS_US) == [10], "it refills from there, and is not frozen for an hour"
 
 
-def test_t2_debt_survives_the_step(ledger: Decides) -> None:
+def test_f_t2_debt_survives_the_step(ledger: Decides) -> None:
     acquire(ledger, ask(TERMS, charge=80))
     assert balances(ledger, START_US - HOUR_US) == [-30]
 
 
-def test_t3_forward_an_hour_and_corrected_costs_one_capacity_at_most(ledger: Decides) -> None:
+def test_f_t3_forward_an_hour_and_corrected_costs_one_capacity_at_most(ledger: Decides) -> None:
     acquire(ledger, ask(TERMS, charge=50))
     assert balances(ledger, START_US + HOUR_US) == [50], "one capacity"
     acquire(ledger, ask(TERMS, charge=50), START_US + HOUR_US)
@@ -92,7 +92,7 @@ def test_t3_forward_an_hour_and_corrected_costs_one_capacity_at_most(ledger: Dec
     assert balances(ledger, START_US + S_US + 100 * MS_US) == [10], "and freezes nothing"
 
 
-def test_t3_a_quota_survives_forward_and_corrected(ledger: Decides) -> None:
+def test_f_t3_a_quota_survives_forward_and_corrected(ledger: Decides) -> None:
     """The clock shows tomorrow and is put right: at most one more quota, and none is given for coming back."""
     today = quota_terms(100, window_us(START_US, Period.DAY, UTC))
     tomorrow = quota_terms(100, window_us(START_US + DAY_US, Period.DAY, UTC))
@@ -109,7 +109,7 @@ def test_t3_a_quota_survives_forward_and_corrected(ledger: Decides) -> None:
     at_ms=st.integers(0, 3_000),
     step_us=st.one_of(st.integers(-YEAR_US, YEAR_US), st.integers(-2 * STEP_BACK_MAX_US, 2 * STEP_BACK_MAX_US)),
 )
-def test_t1_to_t3_any_one_step_costs_a_capacity_and_a_second_at_most(at_ms: int, step_us: int) -> None:
+def test_f_t1_to_f_t3_any_one_step_costs_a_capacity_and_a_second_at_most(at_ms: int, step_us: int) -> None:
     """Everything asked for, every 10 ms, over 3 s and then 3 s more: work let in, against a clock that is right."""
 
     def work_let_in(by_us: int, *, milliseconds: range) -> float:
@@ -131,7 +131,7 @@ async def acquire_at(buckets: Buckets, plan: Callable[[int], Acquire]) -> Acquir
     return await told.future
 
 
-async def test_t4_a_node_with_a_wrong_clock_decides_like_any_other(
+async def test_f_t4_a_node_with_a_wrong_clock_decides_like_any_other(
     valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Quotas need a calendar: they go by the store's clock, found with one more call at first, and none later."""
@@ -157,7 +157,7 @@ async def test_t4_a_node_with_a_wrong_clock_decides_like_any_other(
     assert (record.balance, record.admitted) == (40, 6)
 
 
-async def test_t4_a_node_whose_guess_of_the_window_is_old_asks_again(valkey: Server) -> None:
+async def test_f_t4_a_node_whose_guess_of_the_window_is_old_asks_again(valkey: Server) -> None:
     """Its last reply was of last month, say: the script answers with its own time and does nothing."""
     async with node(valkey.url) as buckets:
         buckets.clock.observe(server_now_us(valkey) - 40 * DAY_US)
@@ -170,7 +170,7 @@ async def test_t4_a_node_whose_guess_of_the_window_is_old_asks_again(valkey: Ser
 
 
 @pytest.mark.parametrize("wrong_us", [-10 * YEAR_US, -10 * S_US, 10 * S_US, 10 * YEAR_US])
-async def test_t4_a_wrong_idea_of_the_stores_time_stops_no_call(valkey: Server, wrong_us: int) -> None:
+async def test_f_t4_a_wrong_idea_of_the_stores_time_stops_no_call(valkey: Server, wrong_us: int) -> None:
     """Calls carry an expiry by that idea; one that the store finds expired is sent again with the right time."""
     async with node(valkey.url) as buckets:
         buckets.clock.observe(server_now_us(valkey) + wrong_us)
@@ -181,14 +181,14 @@ async def test_t4_a_wrong_idea_of_the_stores_time_stops_no_call(valkey: Server, 
 
 @pytest.mark.parametrize("rate", [100.0, 1e15, 2.0**53])
 @pytest.mark.parametrize("years", [1, 100])
-def test_t5_after_a_year_idle_a_bucket_is_full_and_no_more(ledger: Decides, rate: float, years: int) -> None:
+def test_f_t5_after_a_year_idle_a_bucket_is_full_and_no_more(ledger: Decides, rate: float, years: int) -> None:
     terms = work_terms(rate=rate, capacity=50)
     acquire(ledger, ask(terms, charge=9_000))
     assert look(ledger, terms, START_US + years * YEAR_US) == 50
     assert acquire(ledger, ask(terms, charge=2), START_US + years * YEAR_US).buckets[0].balance == 48
 
 
-def test_t5_a_debt_that_takes_ages_keeps_its_record_for_a_year_and_no_longer(server: Server) -> None:
+def test_f_t5_a_debt_that_takes_ages_keeps_its_record_for_a_year_and_no_longer(server: Server) -> None:
     store, terms = ScriptStore(server), work_terms(rate=NO_REFILL, capacity=50)
     acquire(store, ask(terms, charge=9_000))
     kept_ms = server.client().pttl(keys.bucket(store.prefix, BUCKET))

@@ -168,7 +168,7 @@ def test_without_the_store_a_scrape_says_so_in_time(tmp_path: Path, policies: Pa
     assert shown.value("headgate_degraded_decisions_total", decision="granted") == 8
 
 
-async def test_s17_a_scrape_that_a_change_of_policies_overlaps_is_complete(
+async def test_f_s17_a_scrape_that_a_change_of_policies_overlaps_is_complete(
     valkey: Server, policies: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-S17: it went on by the plan of the scrape after it, which had other slots."""
@@ -205,7 +205,7 @@ async def test_s17_a_scrape_that_a_change_of_policies_overlaps_is_complete(
     assert after == before | {("other", "new")}
 
 
-def test_s17_scrapes_are_complete_while_policies_and_namespaces_change(node: LiveApi) -> None:
+def test_f_s17_scrapes_are_complete_while_policies_and_namespaces_change(node: LiveApi) -> None:
     """F-S17: 90 of 1,249 such scrapes were a 500."""
     stop = threading.Event()
 

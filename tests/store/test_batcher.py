@@ -217,7 +217,7 @@ async def test_lanes_are_forgotten_when_idle(buckets: Buckets) -> None:
 
 
 async def test_a_forgotten_script_is_sent_along_with_the_call(buckets: Buckets, link: Watched, valkey: Server) -> None:
-    """S1."""
+    """F-S1."""
     valkey.command("SCRIPT FLUSH SYNC")
     answers = await asyncio.gather(*(acquire(buckets, ask(TERMS, charge=1)) for _ in range(10)))
     assert link.names == ["EVALSHA", "EVAL"]

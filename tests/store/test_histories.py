@@ -405,7 +405,7 @@ def durable(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.slow
 def test_the_scripts_agree_with_the_model_across_restarts(durable: Server) -> None:
-    """S1, S12: what was acknowledged is in the append-only file, and means the same after a restart."""
+    """F-S1, F-S12: what was acknowledged is in the append-only file, and means the same after a restart."""
     machine = run_history(durable, restarts=True, examples=20)
     assert machine.restarted > 0
 

@@ -94,8 +94,8 @@ async def test_buckets_are_filtered_by_policy_and_by_text(link: Link, server: Se
     ]
 
 
-async def test_s11_what_is_not_ours_is_told_and_passed_over(link: Link, server: Server) -> None:
-    """S11"""
+async def test_f_s11_what_is_not_ours_is_told_and_passed_over(link: Link, server: Server) -> None:
+    """F-S11"""
     expected = fill(server, "reads", 3)
     prefix = keys.bucket(Slot().prefix, "")
     sound = layout.unpack_record(server.command("GET", prefix + b"reads:customer%200"))

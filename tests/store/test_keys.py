@@ -1,4 +1,4 @@
-"""N1–N6: no client text shares a key with another, moves a slot, or reaches a key as it is."""
+"""F-N1 to F-N6: no client text shares a key with another, moves a slot, or reaches a key as it is."""
 
 import string
 
@@ -27,12 +27,12 @@ values = st.one_of(st.none(), letters)
 buckets = st.tuples(letters, st.lists(values, min_size=1, max_size=40).map(tuple))
 
 
-def test_n1_to_n5_no_two_hostile_texts_are_written_alike() -> None:
+def test_f_n1_to_f_n5_no_two_hostile_texts_are_written_alike() -> None:
     written = [encode(text) for text in (None, *HOSTILE)]
     assert len(set(written)) == len(written)
 
 
-def test_n2_a_digest_cannot_be_imitated() -> None:
+def test_f_n2_a_digest_cannot_be_imitated() -> None:
     """What a long text becomes is not what any other text becomes, not even that very spelling."""
     long = encode("x" * 10_000)
     assert encode(long) != long
@@ -45,7 +45,7 @@ def test_n2_a_digest_cannot_be_imitated() -> None:
 @example(first=None, second="")
 @example(first="!", second="%21")
 @example(first="\ud83d\ude00", second="😀")
-def test_n1_to_n5_two_texts_are_written_alike_only_if_they_are_the_same(first: str | None, second: str | None) -> None:
+def test_f_n1_to_f_n5_two_texts_are_written_alike_only_if_the_same(first: str | None, second: str | None) -> None:
     assert (encode(first) == encode(second)) == (first == second)
 
 
@@ -56,14 +56,14 @@ def test_n1_to_n5_two_texts_are_written_alike_only_if_they_are_the_same(first: s
 @example(first=("p", ("x" * 60,) * 33), second=("p", ("x" * 60,) * 34))
 @example(first=("p:a", ("b",)), second=("p", ("a:b",)))
 @example(first=("", ("",)), second=("", (None,)))
-def test_n1_to_n6_two_descriptors_share_a_bucket_only_if_they_are_the_same(
+def test_f_n1_to_f_n6_two_descriptors_share_a_bucket_only_if_they_are_the_same(
     first: tuple[str, tuple[str | None, ...]], second: tuple[str, tuple[str | None, ...]]
 ) -> None:
     assert (bucket_name(*first) == bucket_name(*second)) == (first == second)
 
 
 @given(policy=letters, combination=st.lists(values, min_size=1, max_size=40), data=st.data())
-def test_n6_changing_one_value_of_many_changes_the_bucket(
+def test_f_n6_changing_one_value_of_many_changes_the_bucket(
     policy: str, combination: list[str | None], data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(combination) - 1))
@@ -72,13 +72,13 @@ def test_n6_changing_one_value_of_many_changes_the_bucket(
     assert bucket_name(policy, changed) != bucket_name(policy, combination)
 
 
-def test_n5_no_values_at_all_are_not_one_empty_value() -> None:
+def test_f_n5_no_values_at_all_are_not_one_empty_value() -> None:
     """A policy that begins to split by customer must not hand its one bucket to the customer named ""."""
     assert bucket_name("p", []) != bucket_name("p", [""])
 
 
 @given(namespace=letters, partition=st.integers(0, 65_535), name=buckets, text=letters, raw=st.binary(min_size=12))
-def test_n1_no_text_moves_a_key_to_another_slot(
+def test_f_n1_no_text_moves_a_key_to_another_slot(
     namespace: str, partition: int, name: tuple[str, tuple[str | None, ...]], text: str, raw: bytes
 ) -> None:
     prefix = Slot(namespace, partition).prefix
@@ -95,7 +95,7 @@ def test_n1_no_text_moves_a_key_to_another_slot(
 
 
 @given(namespace=letters, name=buckets, text=letters)
-def test_n3_n4_keys_are_short_and_printable(
+def test_f_n3_f_n4_keys_are_short_and_printable(
     namespace: str, name: tuple[str, tuple[str | None, ...]], text: str
 ) -> None:
     prefix = Slot(namespace, 65_535).prefix
@@ -107,7 +107,7 @@ def test_n3_n4_keys_are_short_and_printable(
 
 @given(first=letters, second=letters, partitions=st.tuples(st.integers(0, 65_535), st.integers(0, 65_535)))
 @example(first="a/1", second="a", partitions=(0, 1))
-def test_n1_n2_namespaces_and_partitions_never_share_a_prefix(
+def test_f_n1_f_n2_namespaces_and_partitions_never_share_a_prefix(
     first: str, second: str, partitions: tuple[int, int]
 ) -> None:
     slots = [Slot(first, partitions[0]), Slot(second, partitions[1])]
@@ -119,6 +119,6 @@ def test_n1_n2_namespaces_and_partitions_never_share_a_prefix(
 
 
 @given(first=letters, second=letters)
-def test_n2_two_idempotency_keys_are_never_one(first: str, second: str) -> None:
+def test_f_n2_two_idempotency_keys_are_never_one(first: str, second: str) -> None:
     prefix = Slot().prefix
     assert (keys.idempotency(prefix, first) == keys.idempotency(prefix, second)) == (first == second)

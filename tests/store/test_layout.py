@@ -117,7 +117,7 @@ def test_the_models_constants_are_the_scripts(name: str) -> None:
     assert RECORD[name] == getattr(bucket, name)
 
 
-def test_s4_replies_live_at_least_twice_as_long_as_calls() -> None:
+def test_f_s4_replies_live_at_least_twice_as_long_as_calls() -> None:
     assert CALL["REPLY_TTL_MS"] * 1000 >= 2 * batcher.CALL_LIFETIME_US
     assert batcher.TIMEOUT_MAX_S * 1e6 <= batcher.CALL_LIFETIME_US, "no retry is sent after the call's end"
 

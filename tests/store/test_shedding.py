@@ -157,7 +157,7 @@ def test_s4_q6_answers_carry_quality_and_overload(ledger: Decides) -> None:
     assert acquire(ledger, ask(TERMS)).buckets[0].pressure is None, "nobody asked"
 
 
-def test_p8_what_makes_no_sense_is_left_as_it_was(ledger: Decides) -> None:
+def test_f_p8_what_makes_no_sense_is_left_as_it_was(ledger: Decides) -> None:
     order(ledger, ShedOrder(quality=0.5, refused_shares=(0.1, 0.2, 0.3, 0.4), rates=(1.0, 2.0, 3.0, 4.0)))
     nan, inf = math.nan, math.inf
     order(ledger, ShedOrder(quality=nan, refused_shares=(nan, 1.5, -0.1, 0.9), rates=(nan, inf, -1.0, 9.0)))
@@ -225,7 +225,7 @@ def test_q6_taking_the_block_away_reaches_the_live_bucket_and_so_does_giving_one
     assert record_of(ledger).balance == 1000 - 2 - 2, "the balance is what it was"
 
 
-def test_r7_a_repeated_key_is_answered_as_the_first_time(valkey: Server) -> None:
+def test_f_r7_a_repeated_key_is_answered_as_the_first_time(valkey: Server) -> None:
     store = ScriptStore(valkey)
     order(store, ShedOrder(quality=0.5, refused_shares=(0.0, 0.0, 0.0, 1.0)))
     operation = ask(TERMS).but(lot=Lot(SHEDDABLE, 0.5), idempotency=Idempotency("k", b"f" * 16, b"memo"))

@@ -37,7 +37,7 @@ def test_g5_a_source_that_falls_silent_is_forgotten(server: Server) -> None:
     assert 0 < store.client.pttl(keys.signals(store.prefix, "orders")) <= SIGNAL_TTL_US / 1000
 
 
-def test_n7_sources_are_bounded_and_the_newest_stay(server: Server) -> None:
+def test_f_n7_sources_are_bounded_and_the_newest_stay(server: Server) -> None:
     store = ScriptStore(server)
     for number in range(SOURCES_MAX + 5):
         count = store.report("orders", f"host-{number}", {"cpu": float(number)}, START_US + number)
@@ -46,20 +46,20 @@ def test_n7_sources_are_bounded_and_the_newest_stay(server: Server) -> None:
 
 
 @pytest.mark.parametrize("foreign", [b"", b"noise", b"x" * 18 + b"\xff\xff", b"\0" * 17])
-def test_s11_what_cannot_be_read_is_replaced(server: Server, foreign: bytes) -> None:
+def test_f_s11_what_cannot_be_read_is_replaced(server: Server, foreign: bytes) -> None:
     store = ScriptStore(server)
     store.client.set(keys.signals(store.prefix, "orders"), foreign)
     assert store.report("orders", "host-1", CPU, START_US) == 1
     assert len(kept(store)) == 1
 
 
-def test_s11_a_value_of_another_type_is_replaced(server: Server) -> None:
+def test_f_s11_a_value_of_another_type_is_replaced(server: Server) -> None:
     store = ScriptStore(server)
     store.client.rpush(keys.signals(store.prefix, "orders"), "x")
     assert store.report("orders", "host-1", CPU, START_US) == 1
 
 
-def test_t2_reports_from_a_time_that_has_not_come_are_dropped(server: Server) -> None:
+def test_f_t2_reports_from_a_time_that_has_not_come_are_dropped(server: Server) -> None:
     store = ScriptStore(server)
     store.report("orders", "ahead", CPU, START_US + 3600 * S_US)
     assert store.report("orders", "host-1", CPU, START_US) == 1

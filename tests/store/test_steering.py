@@ -163,7 +163,7 @@ def test_r10_a_loan_is_lent_anew_before_it_ends(ledger: Decides) -> None:
 
 
 @pytest.mark.parametrize("requests_for", [math.nan, -1.0, math.inf, 1e300])
-def test_p8_a_loan_that_makes_no_sense_changes_nothing(ledger: Decides, requests_for: float) -> None:
+def test_f_p8_a_loan_that_makes_no_sense_changes_nothing(ledger: Decides, requests_for: float) -> None:
     acquire(ledger, ask(AUTO))
     before = record_of(ledger)
     steer(ledger, Steer(BUCKET, AUTO, requests_for=requests_for, cap=10.0))
@@ -370,7 +370,7 @@ def test_b5_a_quotas_division_stays_as_it_is(ledger: Decides) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5, 1e-9, math.nan, math.inf])
-def test_p8_a_share_that_makes_no_sense_is_not_taken(ledger: Decides, share: float) -> None:
+def test_f_p8_a_share_that_makes_no_sense_is_not_taken(ledger: Decides, share: float) -> None:
     acquire(ledger, ask(WIDE, charge=0))
     before = record_of(ledger)
     assert steer(ledger, Steer(BUCKET, WIDE, share=share, share_for_us=S_US)) is SteerStatus.DONE
@@ -378,7 +378,7 @@ def test_p8_a_share_that_makes_no_sense_is_not_taken(ledger: Decides, share: flo
 
 
 @pytest.mark.parametrize("share_for_us", [0, -1, SHARE_FOR_MAX_US + 1])
-def test_p8_a_share_for_a_time_that_makes_no_sense_is_not_taken(ledger: Decides, share_for_us: int) -> None:
+def test_f_p8_a_share_for_a_time_that_makes_no_sense_is_not_taken(ledger: Decides, share_for_us: int) -> None:
     acquire(ledger, ask(WIDE, charge=0))
     before = record_of(ledger)
     assert steer(ledger, Steer(BUCKET, WIDE, share=0.5, share_for_us=share_for_us)) is SteerStatus.DONE
@@ -398,11 +398,11 @@ def test_b5_a_record_lives_at_least_as_long_as_its_share(server: Server) -> None
     assert store.client.pttl(key) >= hour_ms - 60_000, "and so does a settle"
 
 
-# P8: values that make no sense
+# F-P8: values that make no sense
 
 
 @pytest.mark.parametrize("cap", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300])
-def test_p8_a_cap_that_makes_no_sense_leaves_the_old_one(ledger: Decides, cap: float) -> None:
+def test_f_p8_a_cap_that_makes_no_sense_leaves_the_old_one(ledger: Decides, cap: float) -> None:
     terms = request_terms(cap=100, burst=3)
     acquire(ledger, ask(terms))
     before = record_of(ledger)
@@ -411,14 +411,14 @@ def test_p8_a_cap_that_makes_no_sense_leaves_the_old_one(ledger: Decides, cap: f
 
 
 @pytest.mark.parametrize("cap", [math.nan, math.inf, 0.0, -1.0])
-def test_p8_a_flip_with_a_senseless_cap_starts_from_the_policys(ledger: Decides, cap: float) -> None:
+def test_f_p8_a_flip_with_a_senseless_cap_starts_from_the_policys(ledger: Decides, cap: float) -> None:
     acquire(ledger, ask(AUTO))
     flip(ledger, AUTO, to_requests=True, cap=cap)
     assert record_of(ledger).rate == 30
 
 
 @pytest.mark.parametrize("charge", [math.nan, math.inf, 0.0, -1.0, 1e300])
-def test_p8_a_charge_that_makes_no_sense_leaves_the_old_one(ledger: Decides, charge: float) -> None:
+def test_f_p8_a_charge_that_makes_no_sense_leaves_the_old_one(ledger: Decides, charge: float) -> None:
     acquire(ledger, ask(work_terms()))
     steer(ledger, Steer(BUCKET, work_terms(), charge=12.5))
     steer(ledger, Steer(BUCKET, work_terms(), charge=charge))
@@ -448,10 +448,10 @@ def test_r_the_time_before_a_cap_counts_at_the_old_one(ledger: Decides) -> None:
     assert look(ledger, terms, START_US + 2 * S_US) == 11
 
 
-# P7: one owner at a time
+# F-P7: one owner at a time
 
 
-def test_p7_a_slot_has_one_owner_and_each_taking_a_higher_fence(ledger: Decides) -> None:
+def test_f_p7_a_slot_has_one_owner_and_each_taking_a_higher_fence(ledger: Decides) -> None:
     first = ledger.take(b"first", LEASE_MS)
     assert first == Lease(b"first", 1, LEASE_MS)
     assert ledger.take(b"second", LEASE_MS) is None
@@ -464,7 +464,7 @@ def test_p7_a_slot_has_one_owner_and_each_taking_a_higher_fence(ledger: Decides)
     assert ledger.take(b"second", LEASE_MS) == Lease(b"second", 3, LEASE_MS)
 
 
-def test_p7_a_stale_owner_changes_nothing(ledger: Decides) -> None:
+def test_f_p7_a_stale_owner_changes_nothing(ledger: Decides) -> None:
     """Paused, overtaken, and awake again: its decisions are of another time."""
     acquire(ledger, ask(WIDE))
     paused = ledger.take(b"first", LEASE_MS)
@@ -482,7 +482,7 @@ def test_p7_a_stale_owner_changes_nothing(ledger: Decides) -> None:
     assert ledger.steer(successor, rows, START_US) == [SteerStatus.DONE]
 
 
-def test_p7_an_owner_that_lost_its_lease_and_took_it_again_is_another_one(ledger: Decides) -> None:
+def test_f_p7_an_owner_that_lost_its_lease_and_took_it_again_is_another_one(ledger: Decides) -> None:
     acquire(ledger, ask(WIDE))
     before = ledger.take(b"first", LEASE_MS)
     ledger.release(b"first")
@@ -493,7 +493,7 @@ def test_p7_an_owner_that_lost_its_lease_and_took_it_again_is_another_one(ledger
     assert ledger.steer(after, [Steer(BUCKET, WIDE, charge=9.0)], START_US) == [SteerStatus.DONE]
 
 
-def test_p7_nobody_steers_without_a_lease(ledger: Decides) -> None:
+def test_f_p7_nobody_steers_without_a_lease(ledger: Decides) -> None:
     acquire(ledger, ask(WIDE))
     assert ledger.steer(Lease(b"", 0), [Steer(BUCKET, WIDE, charge=9.0)], START_US) is None
     assert ledger.steer(Lease(b"first", 1), [Steer(BUCKET, WIDE, charge=9.0)], START_US) is None
@@ -513,11 +513,11 @@ def test_what_was_sampled_and_changes_again_is_listed_again(ledger: Decides) -> 
     assert ledger.sample(lease, 10) == ["b"]
 
 
-# S11: what is not ours
+# F-S11: what is not ours
 
 
 @pytest.mark.parametrize("damage", [b"", b"junk", b"\1" + bytes(153), b"\1\x08" + b"\xff" * 176])
-def test_s11_a_damaged_record_is_left_untouched_and_the_others_steered(server: Server, damage: bytes) -> None:
+def test_f_s11_a_damaged_record_is_left_untouched_and_the_others_steered(server: Server, damage: bytes) -> None:
     store = ScriptStore(server)
     acquire(store, ask(WIDE))
     store.client.set(keys.bucket(store.prefix, "damaged"), damage)
@@ -533,7 +533,7 @@ def test_s11_a_damaged_record_is_left_untouched_and_the_others_steered(server: S
 
 
 @pytest.mark.parametrize("share", [math.nan, 0.0, 1.5, -0.5])
-def test_s11_a_share_that_is_none_makes_a_record_that_is_none(server: Server, share: float) -> None:
+def test_f_s11_a_share_that_is_none_makes_a_record_that_is_none(server: Server, share: float) -> None:
     store = ScriptStore(server)
     steer(store, Steer(BUCKET, WIDE, share=0.5, share_for_us=S_US))
     rewrite(store, replace(record_of(store), share=share))
@@ -543,7 +543,7 @@ def test_s11_a_share_that_is_none_makes_a_record_that_is_none(server: Server, sh
     assert store.record(BUCKET) == damaged
 
 
-def test_s11_a_key_of_another_type_is_left_untouched(server: Server) -> None:
+def test_f_s11_a_key_of_another_type_is_left_untouched(server: Server) -> None:
     store = ScriptStore(server)
     store.client.rpush(keys.bucket(store.prefix, BUCKET), "x")
     assert steer(store, Steer(BUCKET, WIDE, share=0.5, share_for_us=S_US)) is SteerStatus.CORRUPT
@@ -551,7 +551,7 @@ def test_s11_a_key_of_another_type_is_left_untouched(server: Server) -> None:
     assert ScriptStore(server, Slot("other")).take(OWNER, LEASE_MS) is None
 
 
-def test_s11_a_damaged_list_of_touched_buckets_stands_in_nobodys_way(server: Server) -> None:
+def test_f_s11_a_damaged_list_of_touched_buckets_stands_in_nobodys_way(server: Server) -> None:
     store = ScriptStore(server)
     lease = store.take(OWNER, LEASE_MS)
     assert lease is not None
@@ -591,7 +591,7 @@ async def test_a_controller_owns_samples_reads_and_steers(server: Server, link: 
     assert await steering.states(SLOT, ["a", "b"]) == {"a": b"x"}
 
 
-async def test_s1_scripts_that_the_server_forgot_are_sent_again(server: Server, link: Link) -> None:
+async def test_f_s1_scripts_that_the_server_forgot_are_sent_again(server: Server, link: Link) -> None:
     steering = Steering(link)
     for _ in range(2):
         server.client().script_flush()
@@ -604,7 +604,7 @@ async def test_s1_scripts_that_the_server_forgot_are_sent_again(server: Server, 
         await steering.release(SLOT)
 
 
-async def test_p7_a_lease_ends_by_itself_and_the_former_owner_is_told(server: Server, link: Link) -> None:
+async def test_f_p7_a_lease_ends_by_itself_and_the_former_owner_is_told(server: Server, link: Link) -> None:
     paused, successor = Steering(link, lease_ms=50), Steering(link)
     old = await paused.take(SLOT)
     assert old is not None

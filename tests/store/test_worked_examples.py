@@ -1,4 +1,4 @@
-"""SPEC's examples with the sources' own figures: the model and the scripts are each judged by them."""
+"""The examples of docs/requirements.md with their own figures: the model and the scripts are each judged by them."""
 
 from dataclasses import replace
 from zoneinfo import ZoneInfo
@@ -43,7 +43,7 @@ def admitted(ledger: Decides, operation: Acquire, now_us: int = START_US) -> int
     return count
 
 
-# W1–W4: what a bucket holds, and who is let in
+# G1, P3, W1–W4: what a bucket holds, and who is let in
 
 
 def test_w1_a_bucket_refills_at_its_rate_while_below_capacity(ledger: Decides) -> None:
@@ -185,23 +185,23 @@ def test_w7_progress_is_told_to_stop_when_debt_passes_the_bound(ledger: Decides)
     assert stops == [False] * 8 + [True] * 8
 
 
-# W9, and P4 and P5 of FAULTS: policies that change under live buckets
+# W9, and F-P4, F-P5: policies that change under live buckets
 
 
-def test_w9_p4_capacity_lowered_clamps_the_surplus(ledger: Decides) -> None:
+def test_w9_f_p4_capacity_lowered_clamps_the_surplus(ledger: Decides) -> None:
     acquire(ledger, ask(work_terms(capacity=50), charge=10))
     assert look(ledger, work_terms(capacity=20)) == 20
     answer = acquire(ledger, ask(work_terms(capacity=20), charge=0))
     assert (answer.buckets[0].balance, answer.buckets[0].capacity) == (20, 20)
 
 
-def test_w9_p4_debt_survives_a_change(ledger: Decides) -> None:
+def test_w9_f_p4_debt_survives_a_change(ledger: Decides) -> None:
     acquire(ledger, ask(work_terms(capacity=50), charge=80))
     assert look(ledger, work_terms(capacity=20, rate=10)) == -30
     assert look(ledger, work_terms(capacity=500, rate=1000)) == -30
 
 
-def test_w9_p4_rate_lowered_is_felt_from_the_next_request_on(ledger: Decides) -> None:
+def test_w9_f_p4_rate_lowered_is_felt_from_the_next_request_on(ledger: Decides) -> None:
     """The second before the change was still at the old rate, the one after it at the new."""
     acquire(ledger, ask(work_terms(rate=20, capacity=50), charge=50))
     slower = work_terms(rate=5, capacity=50)
@@ -209,14 +209,14 @@ def test_w9_p4_rate_lowered_is_felt_from_the_next_request_on(ledger: Decides) ->
     assert look(ledger, slower, START_US + 2 * S_US) == 25
 
 
-def test_w9_p5_capacity_raised_grants_no_windfall_even_after_long_idling(ledger: Decides) -> None:
+def test_w9_f_p5_capacity_raised_grants_no_windfall_even_after_long_idling(ledger: Decides) -> None:
     acquire(ledger, ask(work_terms(rate=100, capacity=50), charge=50))
     larger, later_us = work_terms(rate=100, capacity=5000), START_US + HOUR_US
     assert acquire(ledger, ask(larger, charge=0), later_us).buckets[0].balance == 50
     assert look(ledger, larger, later_us + 10 * S_US) == 1050, "from there on it refills to the new capacity"
 
 
-def test_w9_p5_rate_raised_credits_nothing_for_the_past(ledger: Decides) -> None:
+def test_w9_f_p5_rate_raised_credits_nothing_for_the_past(ledger: Decides) -> None:
     acquire(ledger, ask(work_terms(rate=1, capacity=50), charge=50))
     faster = work_terms(rate=1000, capacity=50)
     assert acquire(ledger, ask(faster, charge=0), START_US + 10 * S_US).buckets[0].balance == 10

@@ -1,5 +1,5 @@
 """What routes that manage have in common: the namespace that is meant, `ETag`, `If-Match` and `If-None-Match` against
-lost edits (P6), and the log."""
+lost edits (F-P6), and the log."""
 
 from __future__ import annotations
 

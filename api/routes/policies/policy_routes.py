@@ -1,5 +1,5 @@
 """Policies over HTTP: read, put, patch, delete, history, rollback, each in its namespace, and whole sets at once; with
-`ETag` and `If-Match` against lost edits (P6, P12)."""
+`ETag` and `If-Match` against lost edits (F-P6, P12)."""
 
 from __future__ import annotations
 

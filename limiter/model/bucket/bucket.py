@@ -22,7 +22,7 @@ from limiter.model.overload import shedding
 from limiter.model.overload.shedding import CLASSES, Shedding
 
 STEP_BACK_MAX_US = 1_000_000
-"""A clock that steps back by at most this waits for the past to catch up; a larger step re-anchors (T1, T2)."""
+"""A clock that steps back by at most this waits for the past to catch up; a larger step re-anchors (F-T1, F-T2)."""
 
 IDLE_TTL_MS = 600_000
 """A bucket that is full again is kept this long, for its statistics and its learned charge."""
@@ -127,7 +127,7 @@ class Params:
         assert (Flags.BLOCK in flags) == (self.block is not None), "block"
 
     def holds(self, now_us: int) -> bool:
-        """Whether a decision at this time may use these parameters: a quota's window must hold it (T4)."""
+        """Whether a decision at this time may use these parameters: a quota's window must hold it (F-T4)."""
         return not self.is_quota or self.window_start_us <= now_us < self.window_end_us
 
 
@@ -270,7 +270,7 @@ def advance(record: Record, params: Params, now_us: int) -> None:
 
 
 def refill(record: Record, now_us: int) -> None:
-    """Credit the time since the last update; none for a clock that went back (W1, T1, T2)."""
+    """Credit the time since the last update; none for a clock that went back (W1, F-T1, F-T2)."""
     elapsed_us = now_us - record.updated_us
     if elapsed_us > 0:
         if not record.is_quota:

@@ -122,7 +122,7 @@ class Ledger:
         return names
 
     def steer(self, lease: Lease, rows: Sequence[Steer], now_us: int) -> list[SteerStatus] | None:
-        """Set what the controller decided; None, and nothing done, if the lease is lost (P7)."""
+        """Set what the controller decided; None, and nothing done, if the lease is lost (F-P7)."""
         return [self._steer(row, now_us) for row in rows] if self._holds(lease) else None
 
     def _holds(self, lease: Lease) -> bool:
@@ -358,7 +358,7 @@ def commit(
 
 
 def standing(mark: Tombstone, operation: Settle) -> SettleStatus:
-    """Tell a first settle from a repeat: what is settled stays, progress counts by its highest mark (R2, R3, R12)."""
+    """Tell a first settle from a repeat: settled stays settled, progress counts at its highest (F-R2, F-R3, F-R12)."""
     if mark.final:
         return SettleStatus.CONFLICT if operation.final and operation.work != mark.work else SettleStatus.DUPLICATE
     if mark.begun and not operation.final and operation.work <= mark.work:
@@ -430,7 +430,7 @@ def within_threshold(record: Record, delta: float, charged: float) -> bool:
 
 
 def correct(record: Record, mark: Tombstone, i: int, target: float, worth_each: float, *, refundable: bool) -> None:
-    """Bring what one bucket was debited to the target; what the debt bound cuts off is counted (W5, R9)."""
+    """Bring what one bucket was debited to the target; what the debt bound cuts off is counted (W5, F-R9)."""
     delta = target - mark.accounted[i]
     if delta > 0:
         owed = delta * worth_each

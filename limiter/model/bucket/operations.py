@@ -40,13 +40,13 @@ class AcquireStatus(IntEnum):
     REFUSED = 0
     GRANTED = 1
     CORRUPT = 2
-    """A record of one of its buckets is not ours (S11)."""
+    """A record of one of its buckets is not ours (F-S11)."""
     WINDOW = 3
     """A quota's window does not hold the server's time: ask again with the right one."""
     CONFLICT = 4
-    """The idempotency key was used with other parameters (R8)."""
+    """The idempotency key was used with other parameters (F-R8)."""
     REPLAYED = 5
-    """The idempotency key was used before; the memo and the answer are the first ones (R7)."""
+    """The idempotency key was used before; the memo and the answer are the first ones (F-R7)."""
     COUNTED = 6
     """What was told is counted: nothing was asked."""
 
@@ -57,7 +57,7 @@ class SettleStatus(IntEnum):
     SETTLED = 1
     DUPLICATE = 2
     CONFLICT = 3
-    """Settled before with another amount (R3)."""
+    """Settled before with another amount (F-R3)."""
     GONE = 4
     """Past its deadline, and later than a settle may come."""
     CORRUPT = 5

@@ -6,7 +6,7 @@
 nothing learned yet            begin with what the first reports say, if the initial charge is off
 off by less than the margin    leave the charge
 off in few cycles              leave it: PATIENCE_CYCLES alike in a row are consistent
-consistently off               move it to the target, at most doubled or halved in a step (P8)
+consistently off               move it to the target, at most doubled or halved in a step (F-P8)
 
 A quantile is estimated from mean and spread as of a log-normal distribution: a bucket keeps sums, not each request's
 work, and costs are positive with a long tail to the right. Where that is wrong, settling corrects what was charged.

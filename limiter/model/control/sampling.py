@@ -4,7 +4,7 @@
 
 they went back     the bucket was forgotten and began anew: the sample counts from zero
 no settles ever    callers never say what work was done: what was charged stands for it
-unusable           absent, not a number, no time passed, or too long ago: no sample, and the controller holds (P8)
+unusable           absent, not a number, no time passed, or too long ago: no sample, and the controller holds (F-P8)
 """
 
 from __future__ import annotations

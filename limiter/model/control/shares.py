@@ -6,7 +6,7 @@ no demand anywhere    equal shares, 1 / n
 little of it          nobody needs more than an equal share: nothing is lent, and what was lent ends
 small differences     leave them
 larger ones           lower first; once that is confirmed, raise, within the room that it made
-unknown anywhere      leave them all, and go on lending what is lent (P8)
+unknown anywhere      leave them all, and go on lending what is lent (F-P8)
 
 Shares are lent. One above 1/n ends first and falls back to 1/n, one below ends MARGIN_S later and rises to 1/n: a
 controller that dies leaves equal shares behind, and never more than the limit on the way. What was sent and not
@@ -75,7 +75,7 @@ def at(held: Sequence[Held], now_s: float) -> list[float]:
 
 
 def target(shares: Sequence[float], demand: Sequence[float]) -> list[float]:
-    """What the shares ought to be: as they are, if the demand is unknown (P8) or has hardly moved."""
+    """What the shares ought to be: as they are, if the demand is unknown (F-P8) or has hardly moved."""
     equal = 1.0 / len(shares)
     total = sum(demand)
     if not (isfinite(total) and min(demand) >= 0):

@@ -6,7 +6,7 @@ lower    rejecting, L > C        cap − X / f / lower_cycles        at most hal
 raise    rejecting, L < C        cap + Y / f / raise_cycles        at most doubled in a step
 set      not rejecting, L > C    safety · L / f                    whatever the cap was; if that was done already and
                                                                    still nothing is rejected, `lower`
-hold     neither, or not known   cap                               never raised without rejections (R5, P8)
+hold     neither, or not known   cap                               never raised without rejections (R5, F-P8)
 start    no cap yet              C / f                             a bucket that begins to count requests (R10)
 
 A cap stays within [floor, C / smallest work].
@@ -22,7 +22,7 @@ from limiter.model.control.value import Value
 from limiter.model.policy.policy import Policy
 
 STEP_MAX = 2.0
-"""By how much a step may multiply or divide the cap (P8)."""
+"""By how much a step may multiply or divide the cap (F-P8)."""
 
 Rule = Literal["lower", "raise", "set", "hold", "start"]
 

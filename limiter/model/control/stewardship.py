@@ -1,8 +1,8 @@
 """What the controller may do to a slot that it owns: the reference for `lua/lease.lua`, `sample.lua` and `steer.lua`.
 
-    owner   whoever holds the lease; each taking has a higher fence number than the one before (P7)
+    owner   whoever holds the lease; each taking has a higher fence number than the one before (F-P7)
     sample  take the names of the buckets that changed, and have them listed anew when they change again
-    steer   set absolute values: cap, learned charge, unit, share, overload control; what makes no sense is left (P8)
+    steer   set absolute values: cap, learned charge, unit, share, overload control; what makes no sense is left (F-P8)
 
 A share holds for a time only: a controller that is gone leaves equal parts behind, never more than the limit (B5).
 """
@@ -76,7 +76,7 @@ class SteerStatus(IntEnum):
     ABSENT = 2
     """There is no such bucket, and no share that it had to be made for."""
     CORRUPT = 3
-    """What stands there is not a record of ours, and stays untouched (S11)."""
+    """What stands there is not a record of ours, and stays untouched (F-S11)."""
 
 
 def gives_share(steer: Steer) -> bool:

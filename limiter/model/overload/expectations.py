@@ -188,7 +188,7 @@ def refuses(throttle: float, rank: float, draw: float) -> bool:
 
 
 def step(state: ExpectationState, sample: ExpectationSample, params: ExpectationParams) -> ExpectationState:
-    """Gather a sample; at the end of an interval judge it and move the throttle. What is no number holds (P8)."""
+    """Gather a sample; at the end of an interval judge it and move the throttle. What is no number holds (F-P8)."""
     if not _is_sound(sample):
         return replace(state, reason=None)
     current = _gather(state.open, sample)

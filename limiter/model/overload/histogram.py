@@ -48,7 +48,7 @@ def highest_ms(histogram: Sequence[float]) -> float | None:
 
 
 def count(histogram: Sequence[float]) -> float:
-    """How many latencies were counted; 0 if a count is no number, for then none of them can be believed (P8)."""
+    """How many latencies were counted; 0 if a count is no number, for then none of them can be believed (F-P8)."""
     total = sum(histogram)
     return total if math.isfinite(total) and min(histogram, default=0.0) >= 0 else 0.0
 

@@ -11,7 +11,7 @@ due      an interval of expectations ends, a class has nreq samples or timeout_s
          each controller takes what came since it last ran
 rest     nothing came, nobody is refused and nothing is remembered: nothing is due until something comes
 anchor   the first reading: begin from here. Counters that went back: the bucket began anew, count from zero
-hold     the record is absent, or a counter is no number (P8)
+hold     the record is absent, or a counter is no number (F-P8)
 
 Counters are cumulative, so what came since the last run is a difference whenever it is wanted, and a cycle in which
 nothing is due needs none. A bucket is to be looked at in every cycle until `is_at_rest`, and from then on when it was
@@ -196,7 +196,7 @@ def pack_state(state: OverloadState) -> bytes:
 
 
 def unpack_state(raw: bytes) -> OverloadState:
-    """What `pack_state` packed; nothing is known if it cannot be read, or holds what is no number (P8)."""
+    """What `pack_state` packed; nothing is known if it cannot be read, or holds what is no number (F-P8)."""
     try:
         state = _DECODER.decode(raw)
     except (MsgspecError, ValueError):  # a name that is no UTF-8 is the latter

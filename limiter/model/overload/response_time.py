@@ -183,7 +183,7 @@ def smooth(current: float | None, sample: float, alpha: float) -> float:
 
 
 def step(state: ResponseTimeState, sample: ResponseTimeSample, params: ResponseTimeParams) -> ResponseTimeState:
-    """Gather a sample, and run the controllers that are due, most critical first. What is no number holds (P8)."""
+    """Gather a sample, and run the controllers that are due, most critical first. What is no number holds (F-P8)."""
     if not 0 <= sample.elapsed_s < math.inf:
         return replace(state, reasons=())
     quality = min(max(state.quality, params.quality_min), 1.0) if params.degrade else 1.0

@@ -118,7 +118,7 @@ def count(shedding: Shedding, number: int, *, latency_ms: float, expected_ms: fl
 
 
 def obey(shedding: Shedding, order: ShedOrder, *, rate_max: float) -> None:
-    """Set what the controller decided; a number that makes no sense leaves what was there (P8)."""
+    """Set what the controller decided; a number that makes no sense leaves what was there (F-P8)."""
     if 0 <= order.quality <= 1:
         shedding.quality = order.quality
     shedding.overloaded = float(order.overloaded)

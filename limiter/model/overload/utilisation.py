@@ -7,7 +7,7 @@
     above target   the level rises by the excess in octaves: a load of twice the target is one octave
     at target      it stays: what is refused now is what keeps the load there
     below target   it falls likewise
-    silent         no signal for longer than stale_s: it falls by SILENCE_OCTAVES; a shorter silence holds it (P8)
+    silent         no signal for longer than stale_s: it falls by SILENCE_OCTAVES; a shorter silence holds it (F-P8)
 
 Each octave of level halves what the marginal class may send; the next class is touched when the one before it is
 down to a quarter. As load goes with what is admitted, an octave of level is an octave of load however far
@@ -115,7 +115,7 @@ def refuses(level: float, rank: float, draw: float, ranks: Ranks) -> bool:
 
 
 def step(state: UtilisationState, sample: UtilisationSample, params: UtilisationParams) -> UtilisationState:
-    """Smooth what was reported, and move the level by the excess of the busiest signal. No number, no move (P8)."""
+    """Smooth what was reported, and move the level by the excess of the busiest signal. No number, no move (F-P8)."""
     if not 0 <= sample.elapsed_s < math.inf:
         return state
     signals = _smoothed(state.signals, sample, params)

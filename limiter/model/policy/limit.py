@@ -60,7 +60,7 @@ class Limit:
         self.shadow = policy.shadow
         self.on_store_failure: OnStoreFailure = policy.without_store
         self.is_known = self.on_store_failure is OnStoreFailure.KNOWN
-        """Whether a node remembers its balances, to go on from them without the store (S14)."""
+        """Whether a node remembers its balances, to go on from them without the store (F-S14)."""
         self.period = policy.quota.span if policy.quota else None
         self.zone = ZoneInfo(policy.quota.timezone) if policy.quota else None
         self.mechanism: Literal["work", "requests", "auto", "quota"] = "quota" if policy.quota else _mechanism(policy)

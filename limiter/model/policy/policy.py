@@ -119,7 +119,7 @@ class OnStoreFailure(StrEnum):
     CLOSED = "closed"
     LOCAL = "local"
     KNOWN = "known"
-    """A quota goes on from the last balance that the node knew; what it does not know is closed (S14)."""
+    """A quota goes on from the last balance that the node knew; what it does not know is closed (F-S14)."""
 
 
 def _is_text(value: object, *, longest: int) -> TypeGuard[str]:

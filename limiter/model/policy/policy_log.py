@@ -2,7 +2,7 @@
 
 A list of changes is applied whole or not at all. Every change that alters something has the revision of its call,
 one above the last; so no revision ever comes twice, not even when an entry is deleted and made again. Time is an
-argument, and so is the name of the store's life: it tells a store that was emptied and filled again (S10) from one
+argument, and so is the name of the store's life: it tells a store that was emptied and filled again (F-S10) from one
 that merely has few revisions.
 
 An entry belongs to an owner: `api`, or the name under which somebody applies a file (P12). What has none is from a

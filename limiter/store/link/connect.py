@@ -1,4 +1,4 @@
-"""Connecting to the store by URL, behind one small face, and finding out whether it can serve (S13)."""
+"""Connecting to the store by URL, behind one small face, and finding out whether it can serve (F-S13)."""
 
 import struct
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""A private Valkey as a child process, for when no store is configured (S12).
+"""A private Valkey as a child process, for when no store is configured (F-S12).
 
 It listens on a unix socket in the data directory and nowhere else, keeps an append-only file there, and is
 started again with growing pauses when it dies. It ends with us, even when we are killed (see `launch`).

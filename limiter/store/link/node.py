@@ -4,7 +4,7 @@ Works on redis-py's `Connection`, beneath its client and pools, which costs a la
 promises are easier kept without retries, health checks and metrics in between:
 
 * a command is written at most once, and never after its deadline;
-* a connection whose reply was not read to the end, for whatever reason, is closed, never used again (R16);
+* a connection whose reply was not read to the end, for whatever reason, is closed, never used again (F-R16);
 * no wait outlasts the deadline; connecting may, and then serves a later call.
 
 Calls without a coroutine (`send`) share one connection beside those, the wire.

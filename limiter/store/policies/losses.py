@@ -1,4 +1,4 @@
-"""That the store lost its policies: kept in the store itself, until somebody says that it was seen (S10).
+"""That the store lost its policies: kept in the store itself, until somebody says that it was seen (F-S10).
 
 Every node that notices writes a record, every other node reads it, and what a second loss wiped out is written again by
 whoever knew of it. Losses that nobody has acknowledged yet are merged into one record, so that an acknowledgement

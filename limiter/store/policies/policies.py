@@ -71,7 +71,7 @@ MOVED_AT_ONCE = 5_000
 
 
 class RevisionConflict(Exception):
-    """The entry has changed since the revision that was read (P6): 412."""
+    """The entry has changed since the revision that was read (F-P6): 412."""
 
     def __init__(self, place: Place, found: int) -> None:
         super().__init__(f"{place} is at revision {found}" if found else f"there is no {place}")
@@ -333,7 +333,7 @@ class PolicyStore:
     async def watch(self, on_change: OnChange) -> None:
         """Tell what is in force, now and whenever that changes, until cancelled; one change after the other.
 
-        A store that is away is waited for. One that lost its policies (S10) is told of like any other change: its
+        A store that is away is waited for. One that lost its policies (F-S10) is told of like any other change: its
         revision is lower than before, or 0.
         """
         notified = asyncio.Event()
@@ -400,7 +400,7 @@ class PolicyStore:
     async def _send(
         self, changes: list[Change], *, who: str, action: Action, expected: int = ANY, owner: str = ""
     ) -> Applied:
-        """Have changes applied once, however often it takes to get the answer (S4)."""
+        """Have changes applied once, however often it takes to get the answer (F-S4)."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
         call_id = b2a_base64(urandom(12), newline=False)

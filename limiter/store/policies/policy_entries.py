@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether anything can be called so; no other text may become a key (N3)."""
+        """Whether anything can be called so; no other text may become a key (F-N3)."""
         return is_name(self.namespace) and is_name(self.name)
 
 

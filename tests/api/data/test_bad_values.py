@@ -13,29 +13,29 @@ NO_LEASE = "no such field: leases broke request limits; lending a part of a limi
 WITH = b'{"descriptor":{"service":"slow","customer":"c"},%b}'
 
 REFUSED_FIELDS = [
-    ("V1", b'"work":-1', "work", "-1", NUMBER),
-    ("V2", b'"work":NaN', "work", "NaN", NUMBER),
-    ("V2", b'"work":Infinity', "work", "Infinity", NUMBER),
-    ("V2", b'"work":-Infinity', "work", "-Infinity", NUMBER),
-    ("V2", b'"work":1e400', "work", "1e400", NUMBER),
-    ("V2", b'"expected_latency_ms":1e400', "expected_latency_ms", "1e400", NUMBER),
-    ("V3", b'"work":9007199254740994', "work", "9007199254740994", NUMBER),
-    ("V3", b'"work":1e300', "work", "1e+300", NUMBER),
-    ("V3", b'"work":' + b"9" * 5000, "work", "9" * 57 + "...", NUMBER),
-    ("V4", b'"work":"3"', "work", '"3"', NUMBER),
-    ("V4", b'"work":true', "work", "true", NUMBER),
-    ("V4", b'"attempt":true', "attempt", "true", "a whole number from 1 to 1000"),
-    ("V4", b'"attempt":1.5', "attempt", "1.5", "a whole number from 1 to 1000"),
-    ("V4", b'"dry_run":1', "dry_run", "1", "true or false"),
-    ("V5", b'"lease":true', "lease", "a field that is gone", NO_LEASE),
-    ("V5", b'"lease":false', "lease", "a field that is gone", NO_LEASE),
-    ("V5", b'"work":1,"work":1', "work", "it more than once", "each name once"),
-    ("V6", b'"ttl_ms":0', "ttl_ms", "0", WHOLE_TTL),
-    ("V6", b'"ttl_ms":-5', "ttl_ms", "-5", WHOLE_TTL),
-    ("V6", b'"ttl_ms":315360000000', "ttl_ms", "315360000000", WHOLE_TTL),
-    ("V6", b'"ttl_ms":null', "ttl_ms", "null", WHOLE_TTL),
+    ("F-V1", b'"work":-1', "work", "-1", NUMBER),
+    ("F-V2", b'"work":NaN', "work", "NaN", NUMBER),
+    ("F-V2", b'"work":Infinity', "work", "Infinity", NUMBER),
+    ("F-V2", b'"work":-Infinity', "work", "-Infinity", NUMBER),
+    ("F-V2", b'"work":1e400', "work", "1e400", NUMBER),
+    ("F-V2", b'"expected_latency_ms":1e400', "expected_latency_ms", "1e400", NUMBER),
+    ("F-V3", b'"work":9007199254740994', "work", "9007199254740994", NUMBER),
+    ("F-V3", b'"work":1e300', "work", "1e+300", NUMBER),
+    ("F-V3", b'"work":' + b"9" * 5000, "work", "9" * 57 + "...", NUMBER),
+    ("F-V4", b'"work":"3"', "work", '"3"', NUMBER),
+    ("F-V4", b'"work":true', "work", "true", NUMBER),
+    ("F-V4", b'"attempt":true', "attempt", "true", "a whole number from 1 to 1000"),
+    ("F-V4", b'"attempt":1.5', "attempt", "1.5", "a whole number from 1 to 1000"),
+    ("F-V4", b'"dry_run":1', "dry_run", "1", "true or false"),
+    ("F-V5", b'"lease":true', "lease", "a field that is gone", NO_LEASE),
+    ("F-V5", b'"lease":false', "lease", "a field that is gone", NO_LEASE),
+    ("F-V5", b'"work":1,"work":1', "work", "it more than once", "each name once"),
+    ("F-V6", b'"ttl_ms":0', "ttl_ms", "0", WHOLE_TTL),
+    ("F-V6", b'"ttl_ms":-5', "ttl_ms", "-5", WHOLE_TTL),
+    ("F-V6", b'"ttl_ms":315360000000', "ttl_ms", "315360000000", WHOLE_TTL),
+    ("F-V6", b'"ttl_ms":null', "ttl_ms", "null", WHOLE_TTL),
     ("G4", b'"criticality":"vital"', "criticality", '"vital"', "critical_plus, critical, sheddable_plus, sheddable"),
-    ("N4", b'"namespace":"' + b"n" * 10_000 + b'"', "namespace", '"' + "n" * 56 + "...",
+    ("F-N4", b'"namespace":"' + b"n" * 10_000 + b'"', "namespace", '"' + "n" * 56 + "...",
      "Unicode text of at most 1024 characters"),
 ]  # fmt: skip
 
@@ -43,7 +43,7 @@ REFUSED_FIELDS = [
 @pytest.mark.parametrize(("fields", "field", "found", "allowed"), [row[1:] for row in REFUSED_FIELDS],
                          ids=[f"{row[0]}-{row[2]}-{row[3][:12]}" for row in REFUSED_FIELDS])  # fmt: skip
 def test_a_bad_value_is_named(api: LiveApi, fields: bytes, field: str, found: str, allowed: str) -> None:
-    """V1–V6"""
+    """F-V1 to F-V6"""
     reply = exchange(api, request(body=WITH % fields))[0]
     assert reply.status == 422
     assert reply.header("content-type") == "application/problem+json"
@@ -73,7 +73,7 @@ BAD_DESCRIPTORS = [
 
 @pytest.mark.parametrize(("descriptor", "field", "found", "allowed"), BAD_DESCRIPTORS)
 def test_a_bad_descriptor_is_named(api: LiveApi, descriptor: bytes, field: str, found: str, allowed: str) -> None:
-    """N3–N6"""
+    """F-N3 to F-N6"""
     reply = exchange(api, request(body=b'{"descriptor":%b}' % descriptor))[0]
     assert reply.status == 422
     assert {"field": field, "found": found, "allowed": allowed} in reply.json["errors"]
@@ -94,7 +94,7 @@ def test_a_bad_descriptor_is_named(api: LiveApi, descriptor: bytes, field: str, 
     ],
 )
 def test_what_is_no_json_is_said_to_be_none(api: LiveApi, body: bytes, detail: str) -> None:
-    """V5"""
+    """F-V5"""
     reply = exchange(api, request(body=body))[0]
     assert (reply.status, reply.json["detail"]) == (400, detail)
 
@@ -116,7 +116,7 @@ def test_what_is_no_json_is_said_to_be_none(api: LiveApi, body: bytes, detail: s
     ],
 )
 def test_only_json_is_taken(api: LiveApi, headers: list[tuple[str, str]], status: int, customer: str) -> None:
-    """V5"""
+    """F-V5"""
     reply = exchange(api, request(body=ask(customer), headers=headers, typed=False))[0]
     assert reply.status == status
 
@@ -138,7 +138,7 @@ ODD_TEXTS = ["{a}", "a:b", "%3A", "a/b", "a\nb\r\nX-Evil: 1", "\0", "\u202e", "\
 
 
 def test_odd_names_and_values_are_served_and_never_collide(client: httpx.Client, customer: str) -> None:
-    """N1–N3, N5, H5"""
+    """F-N1 to F-N3, F-N5, F-H5"""
     for number, text in enumerate(ODD_TEXTS):
         body = {"descriptor": {"service": "slow", "customer": customer + text}, "work": 10}
         answer = client.post("/v1/acquire", json=body)
@@ -149,7 +149,7 @@ def test_odd_names_and_values_are_served_and_never_collide(client: httpx.Client,
 
 
 def test_odd_text_comes_back_escaped(api: LiveApi) -> None:
-    """H5, N3"""
+    """F-H5, F-N3"""
     evil = "a\r\nSet-Cookie: x\r\n\r\n<html>\u202e"
     body = json.dumps({"descriptor": {"a": "b"}, evil: 1}).encode()
     headers = [("Content-Type", "application/json"), ("Idempotency-Key", "k\te\xe9y")]

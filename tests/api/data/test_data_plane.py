@@ -75,14 +75,14 @@ def test_a_settle_is_what_the_contract_says(client: httpx.Client, customer: str)
 
 
 def test_the_same_settle_again_changes_nothing(client: httpx.Client, customer: str) -> None:
-    """R2"""
+    """F-R2"""
     reservation = acquire(client, customer, work=3).json()["reservation"]
     first, second = (settle(client, reservation, work=5).json() for _ in range(2))
     assert (second["work"], second["adjusted"], second["duplicate"]) == (5.0, first["adjusted"], True)
 
 
 def test_another_settle_is_refused_and_shows_the_first(client: httpx.Client, customer: str) -> None:
-    """R3"""
+    """F-R3"""
     reservation = acquire(client, customer, work=3).json()["reservation"]
     settle(client, reservation, work=5)
     answer = settle(client, reservation, work=6)
@@ -93,14 +93,14 @@ def test_another_settle_is_refused_and_shows_the_first(client: httpx.Client, cus
 
 @pytest.mark.parametrize("token", ["", "x", "AVol" * 40, "\u00e9", "a" * 131_072])
 def test_a_reservation_that_is_none_gets_the_same_answer(client: httpx.Client, token: str) -> None:
-    """R6"""
+    """F-R6"""
     answer = settle(client, token, work=1)
     assert answer.status_code == 404
     assert without_id(answer.json()) == without_id(settle(client, "another", work=1).json())
 
 
 def test_an_idempotency_key_gives_the_same_decision(client: httpx.Client, customer: str) -> None:
-    """R7, R8"""
+    """F-R7, F-R8"""
     headers = {"Idempotency-Key": f"key-{customer}"}
     first = client.post("/v1/acquire", json=ask(customer, work=3), headers=headers)
     again = client.post("/v1/acquire", json=ask(customer, work=3), headers=headers)
@@ -184,7 +184,7 @@ def test_a_batch_of_a_thousand_is_answered_in_order(client: httpx.Client, custom
 
 
 def test_an_over_long_batch_is_refused(client: httpx.Client, customer: str) -> None:
-    """H2"""
+    """F-H2"""
     operations = [{"op": "acquire", **ask(customer)}] * 1001
     answer = client.post("/v1/batch", json={"operations": operations})
     assert (answer.status_code, answer.json()["detail"]) == (413, "operations: found 1001; allowed: at most 1000")

@@ -142,7 +142,7 @@ def test_a_bad_report_is_refused_by_the_field(client: httpx.Client, fields: dict
     [(b"{", 400), (b'{"policy":"busy","source":"h","signals":{"cpu":NaN}}', 422),
      (b'{"policy":"busy","source":"h","signals":{"cpu":1,"cpu":2}}', 422), (b"[]", 422)],
 )  # fmt: skip
-def test_v2_v5_odd_bodies_are_refused(client: httpx.Client, body: bytes, status: int) -> None:
+def test_f_v2_f_v5_odd_bodies_are_refused(client: httpx.Client, body: bytes, status: int) -> None:
     assert client.post("/v1/signals", content=body, headers={"Content-Type": "application/json"}).status_code == status
 
 

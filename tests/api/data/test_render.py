@@ -97,7 +97,7 @@ def test_what_is_ours_to_mend_is_500_and_tells_nothing() -> None:
 
 @pytest.mark.parametrize("text", ["a\r\nSet-Cookie: x", "a\nb", "\u2028", "\0", "é", "a\tb"])
 def test_nothing_ends_a_header(text: str) -> None:
-    """H5"""
+    """F-H5"""
     line = header("x", text)
     assert line.count(b"\r\n") == 1
     assert line.count(b"\n") == 1

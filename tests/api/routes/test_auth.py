@@ -1,4 +1,4 @@
-"""Who may do what (H3, H4), the same in both lanes; and the keys themselves."""
+"""Who may do what (F-H3, F-H4), the same in both lanes; and the keys themselves."""
 
 import hashlib
 import logging
@@ -54,7 +54,7 @@ def send(api: LiveApi, name: str, method: str, path: str, document: Any = None) 
 )
 @pytest.mark.parametrize("path", ["/v1/acquire", "/v1/settle", "/v1/batch", "/v1/policies/x/rollback"])
 def test_without_a_known_key_nothing_is_done(guarded: LiveApi, path: str, authorization: str | None) -> None:
-    """H3"""
+    """F-H3"""
     key = KEYS["boss"][0]
     told = (authorization or "").replace("BOSS", key).replace("BOS", key[:-1]).encode("latin-1")
     sent = {} if authorization is None else {b"Authorization": told}
@@ -113,7 +113,7 @@ def test_probes_and_documents_need_no_key(guarded: LiveApi) -> None:
 def test_a_key_opens_no_more_than_its_role(
     guarded: LiveApi, name: str, method: str, path: str, document: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """H4"""
+    """F-H4"""
     logging.getLogger().addHandler(caplog.handler)
     assert send(guarded, name, method, path, document) == 403
     told = [record.getMessage() for record in caplog.records if record.name == "headgate.audit"]
@@ -152,7 +152,7 @@ def test_a_tenant_s_admin_sees_and_changes_its_own_policies(guarded: LiveApi) ->
 
 
 def test_a_revoked_key_opens_nothing(store: Server, policies: Path, lane: Lane, customer: str) -> None:
-    """H3"""
+    """F-H3"""
     with live(store.url, policies, lane=lane, api_keys=KEYS["boss"][1]) as api:
         assert send(api, "boss", "POST", "/v1/acquire", ask(customer)) == 200
         assert send(api, "shop", "POST", "/v1/acquire", ask(customer)) == 401

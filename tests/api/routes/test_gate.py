@@ -1,4 +1,4 @@
-"""What is asked before anything that was sent is looked at: a key (H3), no other site, JSON (F-H15); in both lanes."""
+"""What is asked before the rest of a request is looked at: a key (F-H3), no other site, JSON (F-H15); in both lanes."""
 
 import json
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def test_a_key_and_its_right_are_asked_for_before_parameters_are_looked_at(guard
 
 
 def test_a_right_is_asked_for_before_the_body_is_looked_at(guarded: LiveApi) -> None:
-    """H4"""
+    """F-H4"""
     for method, path in WRITES[WRITES.index(("PUT", "/v1/policies/gate")) :]:
         assert ask_once(guarded, request(path, b"{", method=method, headers=[SHOP])).status == 403
 

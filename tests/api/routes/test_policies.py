@@ -54,7 +54,7 @@ def test_a_policy_is_in_force_in_every_node_within_a_second(both: dict[Lane, Liv
 
 
 def test_of_two_editors_the_slower_one_loses(client: httpx.Client, name: str) -> None:
-    """P6"""
+    """F-P6"""
     tag = put(client, name).headers["etag"]
     won = put(client, name, POLICY | {"rate": 1}, If_Match=tag)
     assert won.status_code == 200
@@ -98,7 +98,7 @@ def test_a_policy_can_be_put_only_if_there_is_none(client: httpx.Client, name: s
 def test_a_bad_policy_is_refused_and_the_old_one_stays(
     client: httpx.Client, name: str, document: Any, detail: str
 ) -> None:
-    """P2"""
+    """F-P2"""
     put(client, name)
     refused = put(client, name, document)
     assert (refused.status_code, detail in refused.json()["detail"]) == (422, True), refused.json()
@@ -126,7 +126,7 @@ def test_what_is_no_json_is_no_policy(client: httpx.Client, name: str, body: byt
 
 @pytest.mark.parametrize("odd", ["%00", "%0d%0aX: y", "a b", "x" * 65, "%F0%9F%98%80", "{x}", ".."])
 def test_odd_names_are_refused(client: httpx.Client, odd: str) -> None:
-    """N1–N4, H5"""
+    """F-N1 to F-N4, F-H5"""
     assert client.get(f"/v1/policies/{odd}").status_code in (404, 200)
     answer = client.put(f"/v1/policies/{odd}", json=POLICY)
     assert answer.status_code in (404, 405, 422)
@@ -155,7 +155,7 @@ def test_history_and_rollback(client: httpx.Client, name: str) -> None:
 
 
 def test_of_two_who_roll_back_the_slower_one_loses(client: httpx.Client, name: str) -> None:
-    """P6"""
+    """F-P6"""
     first = put(client, name).headers["etag"]
     second = put(client, name, POLICY | {"rate": 1}).headers["etag"]
     document = {"revision": int(first.strip('"'))}
@@ -170,7 +170,7 @@ def test_of_two_who_roll_back_the_slower_one_loses(client: httpx.Client, name: s
 
 
 def test_a_bad_policy_is_told_field_by_field_and_on_one_line(client: httpx.Client, name: str) -> None:
-    """P2"""
+    """F-P2"""
     refused = put(client, name, POLICY | {"rate": -1, "capacity": "5 parsecs", "colour": "red"}).json()
     assert refused["detail"].startswith(f"policy '{name}', rate: found -1; allowed: ")
     assert refused["detail"].endswith(" (and 2 more)")
@@ -244,7 +244,7 @@ def test_a_bad_namespace_is_refused(client: httpx.Client, name: str, document: A
 
 
 def test_a_settle_is_honoured_after_its_policy_is_deleted(client: httpx.Client, name: str, customer: str) -> None:
-    """P3"""
+    """F-P3"""
     put(client, name, {"match": {"gone": customer}, "rate": 1, "capacity": 10})
     body = {"descriptor": {"gone": customer}, "work": 5}
     granted = eventually(lambda: _covered(client, body), within_s=2, what="in force")

@@ -1,4 +1,4 @@
-"""Log lines stay lines, whatever is in them (N3)."""
+"""Log lines stay lines, whatever is in them (F-N3)."""
 
 import json
 import logging

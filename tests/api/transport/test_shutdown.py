@@ -1,4 +1,4 @@
-"""Ending in order (H8): no request is answered with an error, none is lost, and the exit status is 0."""
+"""Ending in order (F-H8): no request is answered with an error, none is lost, and the exit status is 0."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def _whole(raw: bytes) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_under_load_loses_no_request(store: Server, policies: Path, lane: Lane, workers: int) -> None:
-    """H8"""
+    """F-H8"""
     port = free_port()
     settings = {"port": port, "workers": workers, "redis_url": store.url, "policies": policies, "deadline_ms": 2000}
     with headgate("api", **settings, fast_lane=lane == "fast") as (process, printed):
@@ -127,7 +127,7 @@ def test_sigterm_under_load_loses_no_request(store: Server, policies: Path, lane
 
 
 def test_what_is_in_flight_is_answered_and_closed(store: Server, policies: Path, lane: Lane) -> None:
-    """H8"""
+    """F-H8"""
     with live(store.url, policies, lane=lane) as api, Wire(api) as early, Wire(api) as late, Wire(api) as idle:
         early.send(request(body=ask("early")))
         assert statuses(early.receive()) == [200]
@@ -190,7 +190,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_a_bad_policy_file_keeps_everything_from_listening(store: Server, tmp_path: Path) -> None:
-    """P1"""
+    """F-P1"""
     file = tmp_path / "policies.yaml"
     file.write_text("policies: [{name: x, rate: fast}]")
     port = free_port()
@@ -219,7 +219,7 @@ def test_a_port_in_use_is_said_in_one_line(store: Server) -> None:
 
 
 def test_a_node_starts_without_its_store_and_finds_it_later(policies: Path, tmp_path: Path, lane: Lane) -> None:
-    """S2"""
+    """F-S2"""
     server = Server("valkey", tmp_path, {}, port=free_port())
     url = f"redis://{HOST}:{server.port}"
     with live(url, policies, lane=lane) as api, api.client() as client:

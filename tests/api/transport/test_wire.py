@@ -56,7 +56,7 @@ def test_answers_have_uvicorn_s_own_headers(api: LiveApi, customer: str) -> None
 
 
 def test_pipelined_requests_are_answered_in_order(api: LiveApi, customer: str) -> None:
-    """H6"""
+    """F-H6"""
     row = [request(body=ask(f"{customer}-{number}", work=number)) for number in range(10)]
     replies = exchange(api, b"".join(row))
     assert [reply.json["charged"] for reply in replies[:-1]] == [float(number) for number in range(10)]
@@ -64,7 +64,7 @@ def test_pipelined_requests_are_answered_in_order(api: LiveApi, customer: str) -
 
 
 def test_bad_requests_in_a_row_cost_the_others_nothing(api: LiveApi, customer: str) -> None:
-    """H6"""
+    """F-H6"""
     unknown = request("/v1/settle", body=b'{"reservation":"x","work":1}')
     kinds: list[tuple[bytes | dict[str, Any], int]] = [
         (ask(customer, work=0), 200),
@@ -80,7 +80,7 @@ def test_bad_requests_in_a_row_cost_the_others_nothing(api: LiveApi, customer: s
 
 
 def test_connections_that_end_at_once_keep_no_answer_from_others(api: LiveApi, customer: str) -> None:
-    """Answers of one turn of the loop are sent together: H9"""
+    """Answers of one turn of the loop are sent together: F-H9"""
     one = request(body=ask(customer, work=0))
     with Wire(api) as staying:
         for number in range(50):
@@ -92,7 +92,7 @@ def test_connections_that_end_at_once_keep_no_answer_from_others(api: LiveApi, c
 
 
 def test_lanes_change_within_a_row(api: LiveApi, customer: str) -> None:
-    """H6"""
+    """F-H6"""
     health = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     own = request(body=ask(customer, work=1))
     replies = exchange(api, own + own + health + own + request("/v1/nowhere") + own)
@@ -102,7 +102,7 @@ def test_lanes_change_within_a_row(api: LiveApi, customer: str) -> None:
 
 
 def test_garbage_after_a_request_is_answered_after_it(api: LiveApi, customer: str) -> None:
-    """H6"""
+    """F-H6"""
     replies = exchange(api, request(body=ask(customer)) + b"\x16\x03\x01 garbage\r\n\r\n", last=b"")
     assert statuses(replies) == [200, 400]
     assert replies[1].header("content-type") == "application/problem+json"
@@ -130,14 +130,14 @@ def test_a_large_body_is_served(api: LiveApi, customer: str) -> None:
 
 @pytest.mark.parametrize("size", [1_048_577, 5_000_000])
 def test_an_oversized_body_is_refused_and_the_connection_closed(api: LiveApi, size: int) -> None:
-    """H1"""
+    """F-H1"""
     (reply,) = exchange(api, request(body=b" " * size), last=b"")
     assert (reply.status, reply.header("connection")) == (413, "close")
     assert reply.json["detail"] == "the body is longer than 1048576 bytes"
 
 
 def test_an_oversized_body_is_refused_before_it_is_sent(api: LiveApi) -> None:
-    """H1"""
+    """F-H1"""
     with Wire(api) as wire:
         wire.send(b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\n" + TYPE + b"Content-Length: 99999999999\r\n\r\n")
         (reply,) = wire.receive()
@@ -152,13 +152,13 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
 
 
 def test_a_chunked_body_is_served(api: LiveApi, customer: str) -> None:
-    """H1"""
+    """F-H1"""
     body = request(body=ask(customer)).partition(b"\r\n\r\n")[2]
     assert statuses(exchange(api, chunked(body[:10], body[10:]))) == [200, 200]
 
 
 def test_an_oversized_chunked_body_is_refused(api: LiveApi) -> None:
-    """H1"""
+    """F-H1"""
     replies = exchange(api, chunked(*[b" " * 100_000] * 20), last=b"")
     assert statuses(replies) == [413]
 
@@ -185,7 +185,7 @@ def test_both_a_length_and_chunks_are_refused(api: LiveApi) -> None:
     ],
 )
 def test_a_request_that_does_not_arrive_is_given_up(api: LiveApi, part: bytes) -> None:
-    """H1: the test's servers wait a second."""
+    """F-H1: the test's servers wait a second."""
     (reply,) = exchange(api, part, last=b"")
     assert (reply.status, reply.header("connection")) == (408, "close")
     assert reply.json["detail"] == "the request did not arrive in time"
@@ -287,7 +287,7 @@ UNREAD = request("/v1/batch", {"operations": [{"op": "settle", "reservation": "x
 def test_a_client_that_never_reads_is_dropped(
     store: Server, policies: Path, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H1: what it was sent is not kept for it for ever."""
+    """F-H1: what it was sent is not kept for it for ever."""
     monkeypatch.setattr("api.server.bind", _bind_with_small_buffers)
     with (
         live(store.url, policies, lane=lane, body_timeout_s=0.5) as api,
@@ -301,7 +301,7 @@ def test_a_client_that_never_reads_is_dropped(
 def test_a_client_that_never_reads_does_not_hold_up_a_shutdown(
     store: Server, policies: Path, lane: Lane, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H8"""
+    """F-H8"""
     monkeypatch.setattr("api.server.bind", _bind_with_small_buffers)
     with live(store.url, policies, lane=lane) as api, Wire(api, buffer_bytes=4096) as wire:
         _ask_and_never_read(wire, count=count)
@@ -368,7 +368,7 @@ def test_connect_is_refused(api: LiveApi) -> None:
 
 
 def test_clients_that_go_away_leave_nothing_behind(api: LiveApi, customer: str) -> None:
-    """H9"""
+    """F-H9"""
     before = api.tasks()
     for number in range(50):
         with Wire(api) as wire:

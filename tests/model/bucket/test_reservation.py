@@ -1,4 +1,4 @@
-"""Signed reservations: what we sign we read back, and nothing else is one of ours (R6)."""
+"""Signed reservations: what we sign we read back, and nothing else is one of ours (F-R6)."""
 
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -78,12 +78,12 @@ def test_nodes_that_share_the_secret_read_each_others_tokens() -> None:
 
 
 @pytest.mark.parametrize("size", [255, 256, 10_000])
-def test_n4_a_long_namespace_can_be_signed_for(size: int) -> None:
+def test_f_n4_a_long_namespace_can_be_signed_for(size: int) -> None:
     long = replace(PLAIN, namespace="n" * size)
     assert OURS.open(OURS.sign(long)) == long
 
 
-def test_r6_every_flipped_bit_is_noticed() -> None:
+def test_f_r6_every_flipped_bit_is_noticed() -> None:
     data = raw(TOKEN)
     for bit in range(len(data) * 8):
         forged = bytearray(data)
@@ -91,12 +91,12 @@ def test_r6_every_flipped_bit_is_noticed() -> None:
         assert OURS.open(spell(bytes(forged))) is None, bit
 
 
-def test_r6_a_token_cut_at_any_length_is_none() -> None:
+def test_f_r6_a_token_cut_at_any_length_is_none() -> None:
     assert all(OURS.open(TOKEN[:size]) is None for size in range(len(TOKEN)))
     assert all(OURS.open(spell(raw(TOKEN)[:size])) is None for size in range(len(raw(TOKEN))))
 
 
-def test_r6_a_token_of_another_installation_is_none() -> None:
+def test_f_r6_a_token_of_another_installation_is_none() -> None:
     assert Signer(b"their secret").open(TOKEN) is None
     assert Signer(b"").open(TOKEN) is None
 
@@ -117,11 +117,11 @@ def test_r6_a_token_of_another_installation_is_none() -> None:
         TOKEN.encode().decode("utf-16-le", "replace"),
     ],
 )
-def test_r6_one_reservation_has_one_spelling(spelling: str) -> None:
+def test_f_r6_one_reservation_has_one_spelling(spelling: str) -> None:
     assert OURS.open(spelling) is None
 
 
-def test_r6_the_bits_that_base64_leaves_over_must_be_zero() -> None:
+def test_f_r6_the_bits_that_base64_leaves_over_must_be_zero() -> None:
     """Tokens whose length leaves 2 or 4 unused bits in the last letter have other spellings of the same bytes."""
     for bucket in ("b", "bb", "bbb"):
         token = OURS.sign(replace(PLAIN, charges=(Charge(bucket, 1.0),)))
@@ -130,13 +130,13 @@ def test_r6_the_bits_that_base64_leaves_over_must_be_zero() -> None:
         assert all(OURS.open(other) is None for other in others)
 
 
-def test_r6_the_standard_alphabet_is_not_ours() -> None:
+def test_f_r6_the_standard_alphabet_is_not_ours() -> None:
     tokens = (OURS.sign(replace(PLAIN, partition=n)) for n in range(100))
     token = next(token for token in tokens if "-" in token or "_" in token)
     assert OURS.open(token.replace("-", "+").replace("_", "/")) is None
 
 
-def test_r6_a_layout_of_another_version_is_none() -> None:
+def test_f_r6_a_layout_of_another_version_is_none() -> None:
     """Signed with our secret, by a node that is newer or older."""
     payload = raw(TOKEN)[:-16]
     for version in (0, 1, 255):
@@ -145,11 +145,11 @@ def test_r6_a_layout_of_another_version_is_none() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=300))
-def test_r6_any_text_is_none_and_never_an_error(text: str) -> None:
+def test_f_r6_any_text_is_none_and_never_an_error(text: str) -> None:
     assert OURS.open(text) is None
 
 
 @pytest.mark.parametrize("letter", ["A", "\0", "=", "é"])
-def test_r6_a_token_longer_than_any_of_ours_is_none(letter: str) -> None:
+def test_f_r6_a_token_longer_than_any_of_ours_is_none(letter: str) -> None:
     assert OURS.open(letter * (TOKEN_MAX + 1)) is None
     assert OURS.open(letter * TOKEN_MAX) is None

@@ -145,7 +145,7 @@ def test_r8_a_flood_that_rejects_nothing_is_set_a_cap_and_then_lowered() -> None
 
 
 def test_a_state_survives_being_stored() -> None:
-    """P7: a new owner goes on where the old one stopped."""
+    """F-P7: a new owner goes on where the old one stopped."""
     watched = Watched(bucket(counts_requests=True), AUTO)
     for state in (State(), watched.state):
         assert msgpack.decode(msgpack.encode(state), type=State) == state
@@ -189,25 +189,25 @@ def test_a_burst_after_a_rest_is_not_taken_for_the_average_of_the_rest() -> None
 
 
 @pytest.mark.parametrize("field", ["requests", "work_settled", "settles", "work_squared"])
-def test_p8_a_record_that_is_no_number_holds_everything(field: str) -> None:
+def test_f_p8_a_record_that_is_no_number_holds_everything(field: str) -> None:
     watched = Watched(bucket(counts_requests=True), AUTO)
     watched.cycle(requests=10, works=(1.0,) * 10)
     broken = replace(watched.record, **{field: math.nan})  # type: ignore[arg-type]
     assert step(watched.state, broken, AUTO, now_us=1e9, since_us=0) == (watched.state, HELD)
 
 
-def test_p8_a_record_that_is_absent_holds_everything() -> None:
+def test_f_p8_a_record_that_is_absent_holds_everything() -> None:
     watched = Watched(bucket(counts_requests=True), AUTO)
     assert step(watched.state, None, AUTO, now_us=1e9, since_us=0) == (watched.state, HELD)
 
 
 @pytest.mark.parametrize("committed", [math.nan, math.inf, 0.0, -1.0])
-def test_p8_a_committed_rate_that_is_none_steers_nothing(committed: float) -> None:
+def test_f_p8_a_committed_rate_that_is_none_steers_nothing(committed: float) -> None:
     watched = Watched(replace(bucket(counts_requests=True), committed=committed), REQUESTS)
     assert watched.cycle(requests=10, works=(1.0,) * 10).cap is None
 
 
-def test_p8_a_reading_too_old_is_only_where_to_begin() -> None:
+def test_f_p8_a_reading_too_old_is_only_where_to_begin() -> None:
     watched = Watched(bucket(counts_requests=True), REQUESTS)
     watched.cycle(requests=10, works=(1.0,) * 10)
     state = watched.state
@@ -222,7 +222,7 @@ cycles = st.lists(st.tuples(counts, counts, st.lists(st.floats(0, 1e6), max_size
 
 
 @given(cycles, st.booleans(), st.sampled_from([REQUESTS, AUTO]))
-def test_p8_no_history_moves_a_cap_out_of_its_bounds(
+def test_f_p8_no_history_moves_a_cap_out_of_its_bounds(
     history: list[tuple[int, int, list[float]]], counts_requests: bool, params: ControlParams
 ) -> None:
     watched = Watched(bucket(counts_requests=counts_requests, rate=30.0), params)

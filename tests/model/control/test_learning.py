@@ -77,19 +77,19 @@ def test_the_error_is_told_in_parts_of_the_charge() -> None:
     assert abs(learned(1.0, *[(20.0,)] * 60)[1].error) < 0.001, "once learned, there is none"
 
 
-def test_p8_a_step_at_most_doubles_or_halves() -> None:
+def test_f_p8_a_step_at_most_doubles_or_halves() -> None:
     charges = [learned(1.0, *[(1000.0,)] * count)[0] for count in range(1, 8)]
     assert charges == [1, 1, 2, 4, 8, 16, 32]
 
 
-def test_p8_what_nobody_reported_teaches_nothing() -> None:
+def test_f_p8_what_nobody_reported_teaches_nothing() -> None:
     moments = gather(Moments(), sample(100.0))
     silent = sample(100.0, is_reported=False)
     assert step(3.0, Learning(5), moments, silent, MEAN) == (3.0, Learning(5))
     assert step(3.0, Learning(5), moments, sample(), MEAN) == (3.0, Learning(5))
 
 
-def test_p8_moments_that_are_no_numbers_teach_nothing() -> None:
+def test_f_p8_moments_that_are_no_numbers_teach_nothing() -> None:
     for broken in (Moments(1.0, math.nan, 1.0), Moments(1.0, math.inf, math.inf)):
         assert step(3.0, Learning(5), broken, sample(1.0), MEAN) == (3.0, Learning(5))
 
@@ -132,7 +132,7 @@ def test_a_policy_says_how_to_learn() -> None:
     st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=5), min_size=1, max_size=20),
     st.sampled_from([None, 0.0, 1.28, 2.33]),
 )
-def test_p8_no_history_breaks_the_bounds_of_a_charge(
+def test_f_p8_no_history_breaks_the_bounds_of_a_charge(
     charge: float, cycles: list[list[float]], deviations: float | None
 ) -> None:
     params = LearningParams(deviations, charge_max=1e6)

@@ -44,5 +44,5 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
         pack(STATE, [msgspec.structs.replace(REASON, after=math.inf)]),
     ],
 )
-def test_p8_what_cannot_be_used_counts_as_nothing(raw: bytes | None) -> None:
+def test_f_p8_what_cannot_be_used_counts_as_nothing(raw: bytes | None) -> None:
     assert unpack(raw) is None

@@ -60,18 +60,18 @@ def test_refusals_alone_tell_nothing_of_work() -> None:
 
 
 @pytest.mark.parametrize("elapsed_us", [0.0, -1.0, -1e9, STALE_S * 1e6 + 1])
-def test_p8_readings_without_time_between_or_too_far_apart_are_no_sample(elapsed_us: float) -> None:
-    """P8: stale statistics hold the last value."""
+def test_f_p8_readings_without_time_between_or_too_far_apart_are_no_sample(elapsed_us: float) -> None:
+    """F-P8: stale statistics hold the last value."""
     assert difference(BEFORE, later(read_us=elapsed_us)) is None
 
 
-def test_p8_a_bucket_that_is_absent_has_no_reading() -> None:
+def test_f_p8_a_bucket_that_is_absent_has_no_reading() -> None:
     assert read(None, 0.0) is None
 
 
 @pytest.mark.parametrize("field", [name for name in Counters.__struct_fields__ if name != "read_us"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_p8_a_counter_that_is_no_number_makes_no_reading(field: str, value: float) -> None:
+def test_f_p8_a_counter_that_is_no_number_makes_no_reading(field: str, value: float) -> None:
     broken: Record = replace(BUCKET, **{field: value})  # type: ignore[arg-type]
     assert read(broken, 0.0) is None
 

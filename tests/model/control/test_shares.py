@@ -110,7 +110,7 @@ def test_b5_a_dead_controller_leaves_equal_shares() -> None:
 
 
 @pytest.mark.parametrize("demand", [[math.nan, 1.0], [math.inf, 1.0], [-1.0, 5.0], [1e308, 1e308, 1e308]])
-def test_p8_demand_that_is_no_number_moves_nothing(demand: list[float]) -> None:
+def test_f_p8_demand_that_is_no_number_moves_nothing(demand: list[float]) -> None:
     shares = [1 / len(demand)] * len(demand)
     assert target(shares, demand) == shares
 
@@ -220,7 +220,7 @@ def test_a_demand_that_begins_with_none_is_known_by_its_weight(cycles: int) -> N
 
 
 @pytest.mark.parametrize("demand", [[0.0, math.nan], [math.nan, 0.0], [math.nan, math.nan], [90.0, math.nan]])
-def test_p8_shares_stay_where_the_demand_is_not_known(demand: list[float]) -> None:
+def test_f_p8_shares_stay_where_the_demand_is_not_known(demand: list[float]) -> None:
     held = [Held(0.8, 10.0), Held(0.2, 15.0)]
     assert is_needed(demand, committed=100.0), "what is lent is lent anew"
     assert target(at(held, 4.0), demand) == [0.8, 0.2]

@@ -103,24 +103,24 @@ def test_r6_caps_stay_between_the_floor_and_c_over_the_smallest_work() -> None:
     assert bounded(0.2, params, committed=0.4) == 0.2, "the limit counts for more than the floor"
 
 
-def test_p8_a_step_at_most_halves_or_doubles() -> None:
+def test_f_p8_a_step_at_most_halves_or_doubles() -> None:
     assert after(100, committed=100, work_rate=1e9, work_per_request=1, rejection_rate=1) == 50.0
     assert after(2, committed=1000, work_rate=0, work_per_request=1, rejection_rate=1) == 4.0
 
 
 @pytest.mark.parametrize("work_rate", [None, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("work_per_request", [None, math.nan, math.inf, 4.0])
-def test_p8_what_is_absent_or_no_number_holds_the_cap(work_rate: float | None, work_per_request: float | None) -> None:
+def test_f_p8_absent_or_not_a_number_holds_the_cap(work_rate: float | None, work_per_request: float | None) -> None:
     load = Load(work_rate, work_per_request, 1.0)
     assert step(20.0, load, PARAMS, committed=100.0) == ("hold", 20.0)
 
 
-def test_p8_an_average_of_the_rejection_rate_that_is_no_number_raises_nothing() -> None:
+def test_f_p8_an_average_of_the_rejection_rate_that_is_no_number_raises_nothing() -> None:
     assert step(20.0, Load(1.0, 4.0, math.nan), PARAMS, committed=100.0) == ("hold", 20.0)
 
 
 @pytest.mark.parametrize("cap", [math.nan, math.inf, -1.0, 0.0])
-def test_p8_a_cap_that_is_none_begins_anew(cap: float) -> None:
+def test_f_p8_a_cap_that_is_none_begins_anew(cap: float) -> None:
     assert step(cap, Load(1.0, 4.0, 1.0), PARAMS, committed=100.0) == ("start", 25.0)
     assert step(cap, Load(), PARAMS, committed=100.0) == ("start", PARAMS.floor)
 
@@ -140,7 +140,7 @@ params = st.builds(CapParams, st.floats(1, 10), st.floats(1, 10), st.floats(1, 3
 
 
 @given(cap=st.floats() | positive, load=loads, params=params, committed=positive)
-def test_r6_p8_no_input_moves_a_cap_out_of_its_bounds(
+def test_r6_f_p8_no_input_moves_a_cap_out_of_its_bounds(
     cap: float, load: Load, params: CapParams, committed: float
 ) -> None:
     _, moved = step(cap, load, params, committed=committed)
@@ -150,7 +150,7 @@ def test_r6_p8_no_input_moves_a_cap_out_of_its_bounds(
 
 
 @given(share=st.floats(0, 1), load=loads, params=params, committed=positive)
-def test_p8_no_step_but_a_set_one_is_larger_than_its_bound(
+def test_f_p8_no_step_but_a_set_one_is_larger_than_its_bound(
     share: float, load: Load, params: CapParams, committed: float
 ) -> None:
     cap = bounded(share * committed / params.smallest_work, params, committed=committed)

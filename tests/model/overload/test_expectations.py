@@ -209,7 +209,7 @@ def test_a_bucket_that_nobody_looked_at_is_calm_meanwhile() -> None:
         ExpectationSample(1.0, 1, 1, 0, 1, math.nan),
     ],
 )
-def test_p8_what_is_no_number_holds(sample: ExpectationSample) -> None:
+def test_f_p8_what_is_no_number_holds(sample: ExpectationSample) -> None:
     state = run(BAD, BAD)
     assert replace(step(state, sample, DAMPED), reason=state.reason) == state
 
@@ -278,7 +278,7 @@ def test_the_throttle_stays_in_its_bounds_whatever_is_told(
         ExpectationSample(1.0, settled=1, refused=sys.float_info.max),
     ],
 )
-def test_p8_a_huge_finite_number_is_judged_like_a_large_one_or_not_at_all(
+def test_f_p8_a_huge_finite_number_is_judged_like_a_large_one_or_not_at_all(
     params: ExpectationParams, sample: ExpectationSample
 ) -> None:
     """F-P8: a time of 1.8e308 s overflowed, and so did two such counts in one window."""

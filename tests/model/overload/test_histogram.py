@@ -46,7 +46,7 @@ def test_nothing_counted_has_no_percentile() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
-def test_p8_a_count_that_is_no_number_spoils_the_histogram(wrong: float) -> None:
+def test_f_p8_a_count_that_is_no_number_spoils_the_histogram(wrong: float) -> None:
     assert percentile([wrong, *EMPTY[1:]], 90) is None
     assert count([5.0, wrong, *EMPTY[2:]]) == 0
 

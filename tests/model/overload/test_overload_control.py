@@ -224,7 +224,7 @@ def test_a_bucket_comes_to_rest_and_what_comes_then_is_judged_by_itself() -> Non
     assert world.known.refused_shares[3] > 0, "an hour of rest does not dilute a second of misses"
 
 
-def test_p8_a_bucket_that_began_anew_counts_from_zero() -> None:
+def test_f_p8_a_bucket_that_began_anew_counts_from_zero() -> None:
     world = World(response_time={"target_ms": 100, "nreq": 10})
     world.serve(50, latency_ms=50)
     world.cycle()
@@ -236,7 +236,7 @@ def test_p8_a_bucket_that_began_anew_counts_from_zero() -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_p8_counters_that_are_no_numbers_hold_everything(broken: float) -> None:
+def test_f_p8_counters_that_are_no_numbers_hold_everything(broken: float) -> None:
     world = World(expectations={}, response_time={}, utilisation={})
     world.serve(500, latency_ms=5000)
     world.known.timed[0] = broken
@@ -246,7 +246,7 @@ def test_p8_counters_that_are_no_numbers_hold_everything(broken: float) -> None:
     assert world.state.expectations == before.expectations
 
 
-def test_p8_no_record_or_one_without_overload_control_holds() -> None:
+def test_f_p8_no_record_or_one_without_overload_control_holds() -> None:
     world = World(expectations={})
     state = world.state
     assert step(state, None, (), world.params, now_us=world.now_us) == (state, None, ())
@@ -254,7 +254,7 @@ def test_p8_no_record_or_one_without_overload_control_holds() -> None:
     assert step(state, world.record, (), world.params, now_us=world.now_us) == (state, None, ())
 
 
-def test_t2_a_clock_that_went_back_begins_a_new_sample() -> None:
+def test_f_t2_a_clock_that_went_back_begins_a_new_sample() -> None:
     world = World(expectations={})
     world.serve(50, latency_ms=5000)
     world.now_us -= 3_600_000_000
@@ -264,7 +264,7 @@ def test_t2_a_clock_that_went_back_begins_a_new_sample() -> None:
     assert world.known.refused_shares[3] > 0
 
 
-def test_p7_a_new_owner_goes_on_where_the_old_one_stopped() -> None:
+def test_f_p7_a_new_owner_goes_on_where_the_old_one_stopped() -> None:
     world = World(expectations={}, response_time={"target_ms": 100, "degrade": True}, utilisation={"target": "50%"})
     for _ in range(30):
         world.serve(20, latency_ms=500)

@@ -198,19 +198,19 @@ def test_s2_nobody_is_limited_before_the_first_measurement() -> None:
     assert rates(step(ResponseTimeState(), sample(0.1, critical=FAST_MS), low)) == {CRITICAL: 7}
 
 
-def test_p8_nothing_measured_holds() -> None:
+def test_f_p8_nothing_measured_holds() -> None:
     state = run(at({CRITICAL: 100}), [ResponseTimeSample(1.0, {})] * 5)
     assert rates(state) == {CRITICAL: 100}
     assert str(state.reasons[0]) == "critical: nothing was measured: 100 requests/s stay"
 
 
 @pytest.mark.parametrize("elapsed_s", [math.nan, math.inf, -1.0])
-def test_p8_a_time_that_is_no_number_holds(elapsed_s: float) -> None:
+def test_f_p8_a_time_that_is_no_number_holds(elapsed_s: float) -> None:
     state = at({CRITICAL: 100})
     assert step(state, sample(elapsed_s, critical=SLOW_MS), PLAIN) == state
 
 
-def test_p8_a_histogram_of_no_numbers_holds() -> None:
+def test_f_p8_a_histogram_of_no_numbers_holds() -> None:
     broken = ResponseTimeSample(1.0, {CRITICAL: ClassSample((math.nan,) * HISTOGRAM_STEPS, math.nan)})
     assert rates(step(at({CRITICAL: 100}), broken, PLAIN)) == {CRITICAL: 100}
 

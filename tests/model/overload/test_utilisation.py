@@ -101,7 +101,7 @@ def test_classes_are_ordered_by_rank() -> None:
     assert shed_order(RANKS) == (4, 2, 1)
 
 
-def test_p8_a_short_silence_holds_a_long_one_releases_slowly() -> None:
+def test_f_p8_a_short_silence_holds_a_long_one_releases_slowly() -> None:
     state = UtilisationState(level=5.0)
     state = step(state, UtilisationSample(1.0, {"cpu": 0.8}), PARAMS)
     for _ in range(10):
@@ -113,7 +113,7 @@ def test_p8_a_short_silence_holds_a_long_one_releases_slowly() -> None:
 
 
 @pytest.mark.parametrize("load", [math.nan, math.inf, -1.0])
-def test_p8_a_load_that_is_no_number_is_a_silence(load: float) -> None:
+def test_f_p8_a_load_that_is_no_number_is_a_silence(load: float) -> None:
     state = run(1.6)
     after = step(state, UtilisationSample(1.0, {"cpu": load}), PARAMS)
     assert (after.level, after.signals["cpu"].load) == (state.level, 1.6)

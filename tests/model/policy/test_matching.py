@@ -114,6 +114,7 @@ def naive(policies: Sequence[Named], descriptor: Mapping[str, str]) -> list[str]
 
 @given(policy_lists(), st.lists(descriptors, max_size=8))
 def test_the_matcher_agrees_with_a_naive_one(policies: list[Named], asked: list[dict[str, str]]) -> None:
+    """P1, P2"""
     matcher = Matcher(policies, tuple)
     for descriptor in [*asked, *asked]:  # the second time from memory
         assert [policy.name for policy in matcher.match(descriptor)] == naive(policies, descriptor)
@@ -220,7 +221,7 @@ def test_a_match_for_the_first_time_looks_at_few_policies() -> None:
 
 
 def test_values_without_end_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """N7, in small: many customers, in a dimension with wildcards, exact values and both."""
+    """F-N7, in small: many customers, in a dimension with wildcards, exact values and both."""
     monkeypatch.setattr(matching, "CLASSES_KEPT_MAX", 100)
     monkeypatch.setattr(matching, "MATCHES_KEPT_MAX", 200)
     exact = [Named(f"e{number}", {"customer": str(number), "region": "*"}) for number in range(1000)]

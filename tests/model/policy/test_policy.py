@@ -184,7 +184,7 @@ def test_what_has_an_effect_is_taken(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fields", [{"max_debt": 1}, {"stop_debt": 1}])
 def test_a_quota_of_requests_may_have_a_debt(fields: dict[str, Any]) -> None:
-    """Nodes without the store may have admitted more requests than it allows (S14)."""
+    """Nodes without the store may have admitted more requests than it allows (F-S14)."""
     document = {"name": "p", "quota": {"requests": 5, "period": "day"}, **fields}
     assert dump(read_policy(document)) == document
 
@@ -279,7 +279,7 @@ def taken_or_told(document: object) -> list[str]:
 
 @given(st.dictionaries(st.sampled_from([*Policy.model_fields, "other"]), anything))
 def test_whatever_is_put_is_taken_or_told(document: dict[str, object]) -> None:
-    """P2: nothing but PolicyError, each line on one line, and never the same line twice."""
+    """F-P2: nothing but PolicyError, each line on one line, and never the same line twice."""
     told = taken_or_told({"policies": [document]})
     assert all(line.isprintable() and ("allowed" in line or "required" in line) for line in told)
     assert len(set(told)) == len(told)

@@ -27,8 +27,8 @@ def problems_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_p1_each_fault_has_its_message(path: Path) -> None:
-    """P1: file, policy, field, what was found and what is allowed, on one line each."""
+def test_f_p1_each_fault_has_its_message(path: Path) -> None:
+    """F-P1: file, policy, field, what was found and what is allowed, on one line each."""
     expected = path.with_suffix(".txt").read_text().splitlines()
     assert problems_of(path) == [f"{path}: {line}" for line in expected]
 
@@ -67,7 +67,7 @@ def test_a_byte_order_mark_is_overlooked(tmp_path: Path) -> None:
     assert load_policy_file(tmp_path / "p.yaml") == PolicySet()
 
 
-def test_p1_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_f_p1_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     assert problems_of(path) == [f"{path}: cannot be read: No such file or directory; allowed: a YAML or JSON file"]
     assert problems_of(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory; allowed: a YAML or JSON file"]

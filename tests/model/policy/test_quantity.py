@@ -43,14 +43,14 @@ def test_other_text_is_shown_with_what_is_allowed(written: str) -> None:
 
 @pytest.mark.parametrize("written", [True, False, None, [], {"units": 5}, b"5"])
 def test_what_is_neither_number_nor_text_is_no_amount(written: object) -> None:
-    """V4: a boolean is no number."""
+    """F-V4: a boolean is no number."""
     with pytest.raises(ValueError, match="allowed: a number of units"):
         parse(written)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("written", [math.inf, -math.inf, math.nan, "1e400", "-1e400ms", "1e999%"])
 def test_what_is_not_finite_is_no_amount(written: float | str) -> None:
-    """V2."""
+    """F-V2."""
     with pytest.raises(ValueError, match="the number must be finite"):
         parse(written)
 

@@ -165,7 +165,7 @@ async def test_connecting_may_outlast_a_call_and_serve_the_next(
 
 
 async def test_a_link_needs_no_server_until_it_is_called(own_server: Server, connect: Connect) -> None:
-    """S2"""
+    """F-S2"""
     own_server.stop()
     link = await connect(own_server.tcp_url)
     with pytest.raises(StoreRefused):
@@ -272,7 +272,7 @@ async def test_an_error_leaves_the_connection_in_step(valkey: Server, connect: C
 
 
 async def test_a_server_turned_replica_refuses_and_is_connected_to_anew(own_server: Server, connect: Connect) -> None:
-    """S6: behind a virtual address the next connection may find the new primary."""
+    """F-S6: behind a virtual address the next connection may find the new primary."""
     async with Proxy(own_server.port) as proxy:
         link = await connect(proxy.url)
         await increment(link)
@@ -285,7 +285,7 @@ async def test_a_server_turned_replica_refuses_and_is_connected_to_anew(own_serv
 
 
 async def test_a_full_server_refuses_writes_and_still_reads(own_server: Server, connect: Connect) -> None:
-    """S8"""
+    """F-S8"""
     link = await connect(own_server.url)
     await store(link, b"key")
     own_server.command("CONFIG", "SET", "maxmemory", "1")
@@ -298,7 +298,7 @@ async def test_a_full_server_refuses_writes_and_still_reads(own_server: Server, 
 
 
 async def test_no_call_outlasts_its_timeout_on_a_frozen_server(own_server: Server, connect: Connect) -> None:
-    """S3: some wait for a reply, most for a connection."""
+    """F-S3: some wait for a reply, most for a connection."""
     link = await connect(own_server.tcp_url, max_connections=4)
     await increment(link)
     own_server.pause()
@@ -341,7 +341,7 @@ async def test_a_stalled_call_may_have_run(valkey: Server, connect: Connect) -> 
 async def test_a_reset_in_a_reply_is_reported_and_nothing_is_sent_twice(
     valkey: Server, connect: Connect, reply_bytes: int
 ) -> None:
-    """S4: the command ran; whether to send it again is not the link's to decide."""
+    """F-S4: the command ran; whether to send it again is not the link's to decide."""
     async with Proxy(valkey.port) as proxy:
         link = await connect(proxy.url)
         assert await increment(link) == 1
@@ -375,7 +375,7 @@ async def test_a_request_held_back_may_still_arrive_later(valkey: Server, connec
 
 
 async def test_after_a_cancelled_call_the_next_gets_its_own_reply(valkey: Server, connect: Connect) -> None:
-    """R16"""
+    """F-R16"""
     async with Proxy(valkey.port) as proxy:
         link = await connect(proxy.url, max_connections=1)
         await store(link, b"mine", b"mine")
@@ -392,7 +392,7 @@ async def test_after_a_cancelled_call_the_next_gets_its_own_reply(valkey: Server
 
 
 async def test_cancelling_at_any_moment_leaves_no_connection_out_of_step(valkey: Server, connect: Connect) -> None:
-    """R16: cancelled while waiting for a turn, connecting, sending, or reading."""
+    """F-R16: cancelled while waiting for a turn, connecting, sending, or reading."""
     link = await connect(valkey.tcp_url, max_connections=2)
     for key in (b"mine", b"other"):
         await store(link, key, key)
@@ -435,7 +435,7 @@ async def test_one_seed_is_enough(cluster: Cluster, connect: Connect) -> None:
 
 
 async def test_a_moved_slot_is_followed(cluster: Cluster, connect: Connect) -> None:
-    """S7"""
+    """F-S7"""
     link = await connect(cluster.url)
     slot = key_slot(b"count")
     for expected in range(1, 7):
@@ -445,7 +445,7 @@ async def test_a_moved_slot_is_followed(cluster: Cluster, connect: Connect) -> N
 
 
 async def test_a_slot_under_way_is_asked_for_on_both_sides(cluster: Cluster, connect: Connect) -> None:
-    """S7: keys not yet moved are served by the old node, others, after ASK, by the new one."""
+    """F-S7: keys not yet moved are served by the old node, others, after ASK, by the new one."""
     link = await connect(cluster.url)
     moved, kept, new = b"{tag}moved", b"{tag}kept", b"{tag}new"
     slot = key_slot(moved)
@@ -485,7 +485,7 @@ async def test_a_node_that_restarts_is_found_again(tmp_path: Path, connect: Conn
 
 @pytest.mark.slow
 async def test_a_cluster_failover_is_followed(tmp_path: Path, connect: Connect) -> None:
-    """S5"""
+    """F-S5"""
     with start_cluster("valkey", tmp_path, replicas_per_primary=1) as cluster:
         assert isinstance(cluster, Cluster)
         link = await connect(cluster.url)
@@ -529,7 +529,7 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
 
 @pytest.mark.slow
 async def test_sentinels_name_the_primary_and_its_successor(sentinels: Sentinels, connect: Connect) -> None:
-    """S5: also with one sentinel gone."""
+    """F-S5: also with one sentinel gone."""
     link = await connect(sentinels.url)
     assert await increment(link) == 1
     former = sentinels.primary
@@ -543,7 +543,7 @@ async def test_sentinels_name_the_primary_and_its_successor(sentinels: Sentinels
 
 
 async def test_a_demoted_primary_is_left_for_the_new_one(own_server: Server, valkey: Server, connect: Connect) -> None:
-    """S6"""
+    """F-S6"""
     async with FakeServer({"SENTINEL": address_of(own_server)}) as sentinel:
         link = await connect(f"redis+sentinel://127.0.0.1:{sentinel.port}/orders")
         await increment(link)

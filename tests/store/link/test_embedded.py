@@ -1,4 +1,4 @@
-"""The embedded store (S12): it outlives its own death, never ours, and shares its directory with nobody."""
+"""The embedded store (F-S12): it outlives its own death, never ours, and shares its directory with nobody."""
 
 import asyncio
 import os
@@ -89,8 +89,8 @@ async def test_what_it_stored_is_there_after_a_stop_in_order(tmp_path: Path) -> 
         assert not runs(pid)
 
 
-async def test_s12_a_killed_child_is_started_again_with_everything_acknowledged(tmp_path: Path) -> None:
-    """S12"""
+async def test_f_s12_a_killed_child_is_started_again_with_everything_acknowledged(tmp_path: Path) -> None:
+    """F-S12"""
     async with EmbeddedStore(tmp_path) as store, linked(store) as link:
         for _ in range(100):
             await increment(link)
@@ -109,7 +109,7 @@ async def _written_out(link: Link) -> bool:
 async def test_a_child_that_keeps_dying_is_started_again_ever_more_slowly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S12: 0.1 s, 0.2 s, … and then it stands."""
+    """F-S12: 0.1 s, 0.2 s, … and then it stands."""
     async with EmbeddedStore(tmp_path) as store, linked(store) as link:
         for _ in range(3):
             await eventually_async(lambda: increment(link), ignoring=StoreUnavailable)
@@ -121,8 +121,8 @@ async def test_a_child_that_keeps_dying_is_started_again_ever_more_slowly(
     assert pauses == [0.1, 0.2, 0.4]
 
 
-def test_s12_no_orphan_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
-    """S12"""
+def test_f_s12_no_orphan_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
+    """F-S12"""
     with holder(tmp_path) as (process, store_pid):
         assert runs(store_pid)
         process.kill()
@@ -130,8 +130,8 @@ def test_s12_no_orphan_is_left_when_the_parent_is_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_s12_no_orphan_is_left_where_the_kernel_does_not_help(tmp_path: Path) -> None:
-    """S12: the watcher that stands in for PR_SET_PDEATHSIG on other systems, tried here."""
+def test_f_s12_no_orphan_is_left_where_the_kernel_does_not_help(tmp_path: Path) -> None:
+    """F-S12: the watcher that stands in for PR_SET_PDEATHSIG on other systems, tried here."""
     launcher = tmp_path / "launch.py"
     source = Path(str(launch.__file__)).read_text()
     launcher.write_text(source.replace('sys.platform == "linux"', "False"))
@@ -149,8 +149,8 @@ def test_s12_no_orphan_is_left_where_the_kernel_does_not_help(tmp_path: Path) ->
     eventually(lambda: not runs(child), what="the program ends with its starter")
 
 
-async def test_s12_a_second_instance_refuses_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S12"""
+async def test_f_s12_a_second_instance_refuses_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F-S12"""
     monkeypatch.setattr(embedded, "LOCK_WAIT_S", 0.1)
     with holder(tmp_path) as (process, store_pid):
         with pytest.raises(StoreError) as refused:
@@ -160,7 +160,7 @@ async def test_s12_a_second_instance_refuses_to_start(tmp_path: Path, monkeypatc
 
 
 async def test_a_new_instance_waits_for_a_dying_predecessors_child(tmp_path: Path) -> None:
-    """S12: the parent is dead, its child not yet; both wrote to the same files."""
+    """F-S12: the parent is dead, its child not yet; both wrote to the same files."""
     with holder(tmp_path) as (process, store_pid):
         os.kill(store_pid, signal.SIGSTOP)  # it cannot end now
         process.kill()
@@ -204,7 +204,7 @@ async def test_a_path_too_long_for_a_socket_gets_one_elsewhere(tmp_path: Path) -
 
 
 async def test_cancelling_a_start_leaves_nothing(tmp_path: Path) -> None:
-    """R16"""
+    """F-R16"""
     store = EmbeddedStore(tmp_path)
     for _ in range(2):
         starting = asyncio.create_task(store.start())

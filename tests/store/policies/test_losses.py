@@ -1,4 +1,4 @@
-"""S10: losses that nobody has acknowledged are merged into one record, whichever node noticed what."""
+"""F-S10: losses that nobody has acknowledged are merged into one record, whichever node noticed what."""
 
 import msgspec
 

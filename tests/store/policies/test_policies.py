@@ -166,7 +166,7 @@ def test_the_history_of_what_is_deleted_goes_in_time_unless_it_comes_back(valkey
 
 
 def test_damaged_lists_do_not_stand_in_the_way(server: Server) -> None:
-    """S11: the policies count for more than what is remembered of them."""
+    """F-S11: the policies count for more than what is remembered of them."""
     store = PolicyScriptStore(server)
     server.command("SET", keys.POLICIES_AUDIT, "foreign")
     server.command("SET", keys.policy_history("p:a"), "foreign")
@@ -247,8 +247,8 @@ async def test_each_change_has_a_revision_of_its_own(store: PolicyStore) -> None
     assert (stored.revision, revisions(stored)) == (5, {"default/a": 5, "default/b": 2})
 
 
-async def test_p6_of_two_editors_at_once_one_is_told(store: PolicyStore) -> None:
-    """P6: whoever edits what another has changed meanwhile is refused, and nothing of his is kept."""
+async def test_f_p6_of_two_editors_at_once_one_is_told(store: PolicyStore) -> None:
+    """F-P6: whoever edits what another has changed meanwhile is refused, and nothing of his is kept."""
     first = await store.put(policy(), who="ada")
     results = await asyncio.gather(
         *(store.put(policy(rate=rate), who="somebody", expected=first) for rate in range(1, 9)), return_exceptions=True
@@ -262,7 +262,7 @@ async def test_p6_of_two_editors_at_once_one_is_told(store: PolicyStore) -> None
     assert len(await store.audit()) == 2
 
 
-async def test_p6_expectations(store: PolicyStore) -> None:
+async def test_f_p6_expectations(store: PolicyStore) -> None:
     with pytest.raises(RevisionConflict, match="there is no policy default/reads") as none_yet:
         await store.put(policy(), who="ada", expected=1)
     assert none_yet.value.found == 0
@@ -281,7 +281,7 @@ async def test_p6_expectations(store: PolicyStore) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b}", "\ud800", "x\n", "x" * 10_000, "../a", "a\x00"])
 async def test_what_cannot_be_a_name_is_not_there(store: PolicyStore, name: str) -> None:
-    """N3, N4"""
+    """F-N3, F-N4"""
     for attempt in (
         store.history("default", name),
         store.delete("default", name, who="ada"),
@@ -366,7 +366,7 @@ async def test_rolling_back_puts_what_was(store: PolicyStore) -> None:
         await store.rollback("default", "reads", 1, who="bob", expected=4)
 
 
-async def test_p2_what_is_no_longer_valid_is_not_rolled_back_to(store: PolicyStore, server: Server) -> None:
+async def test_f_p2_what_is_no_longer_valid_is_not_rolled_back_to(store: PolicyStore, server: Server) -> None:
     await store.put(policy(), who="ada")
     old = Logged(9, START_US, "put", "ada", "p:default/reads", b"", b'{"name":"reads","speed":1}')
     server.command("LPUSH", keys.policy_history("p:default/reads"), pack_logged(old))
@@ -427,10 +427,10 @@ async def test_a_policy_beyond_all_bounds_is_refused(store: PolicyStore) -> None
     assert (await store.load()).revision == 0
 
 
-async def test_p2_a_damaged_policy_is_told_and_left_out(
+async def test_f_p2_a_damaged_policy_is_told_and_left_out(
     store: PolicyStore, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P2, from the store's side: one that cannot be used does not take the others with it."""
+    """F-P2, from the store's side: one that cannot be used does not take the others with it."""
     await store.put(policy("good"), who="ada")
     damaged = {
         "p:default/bytes": b"\xff\x00",
@@ -470,7 +470,7 @@ async def test_damaged_memories_are_passed_over(store: PolicyStore, server: Serv
 
 
 async def test_foreign_data_at_our_keys_is_a_failure_that_says_so(store: PolicyStore, server: Server) -> None:
-    """S11"""
+    """F-S11"""
     server.command("SET", keys.POLICIES_CURRENT, "foreign")
     for attempt in (store.load, lambda: store.put(policy(), who="ada"), store.stamp):
         with pytest.raises(StoreError, match="look at what stands at hg:"):
@@ -492,8 +492,8 @@ async def test_it_works_on_a_cluster(cluster: Cluster) -> None:
 # When the way to the store is bad
 
 
-async def test_s4_a_change_whose_answer_was_lost_is_made_once(valkey: Server) -> None:
-    """S4"""
+async def test_f_s4_a_change_whose_answer_was_lost_is_made_once(valkey: Server) -> None:
+    """F-S4"""
     async with Proxy(valkey.port) as proxy:
         link = await open_link(proxy.url)
         store = PolicyStore(link)
@@ -505,8 +505,8 @@ async def test_s4_a_change_whose_answer_was_lost_is_made_once(valkey: Server) ->
         await link.aclose()
 
 
-async def test_s1_a_script_that_was_forgotten_is_sent_along(store: PolicyStore, server: Server) -> None:
-    """S1"""
+async def test_f_s1_a_script_that_was_forgotten_is_sent_along(store: PolicyStore, server: Server) -> None:
+    """F-S1"""
     await store.put(policy("a"), who="ada")
     server.command("SCRIPT FLUSH SYNC")
     assert await store.put(policy("b"), who="ada") == 2
@@ -530,8 +530,8 @@ async def test_a_store_that_is_away_is_told_in_time() -> None:
     await link.aclose()
 
 
-async def test_s8_a_full_store_refuses_at_once(tmp_path: Path) -> None:
-    """S8"""
+async def test_f_s8_a_full_store_refuses_at_once(tmp_path: Path) -> None:
+    """F-S8"""
     with running("valkey", tmp_path, config={"maxmemory": "1mb", "maxmemory-policy": "noeviction"}) as server:
         link = await open_link(server.url)
         with pytest.raises(StoreOutOfMemory):
@@ -612,7 +612,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 
 
 async def test_watching_survives_the_loss_of_the_store(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """S2, S3: it begins without a store, and goes on when one is back."""
+    """F-S2, F-S3: it begins without a store, and goes on when one is back."""
     own_server.stop()
     link = await open_link(own_server.url)
     store = PolicyStore(link)
@@ -631,8 +631,8 @@ async def test_watching_survives_the_loss_of_the_store(own_server: Server, caplo
     await link.aclose()
 
 
-async def test_s10_a_store_that_lost_its_policies_is_told_of(store: PolicyStore, server: Server) -> None:
-    """S10"""
+async def test_f_s10_a_store_that_lost_its_policies_is_told_of(store: PolicyStore, server: Server) -> None:
+    """F-S10"""
     await store.put(policy("a"), who="ada")
     await store.put(policy("b"), who="ada")
     async with watching(store) as told:
@@ -642,10 +642,10 @@ async def test_s10_a_store_that_lost_its_policies_is_told_of(store: PolicyStore,
         assert told[-1].policies == PolicySet()
 
 
-async def test_s10_a_store_emptied_and_filled_again_between_two_looks_is_told_of(
+async def test_f_s10_a_store_emptied_and_filled_again_between_two_looks_is_told_of(
     store: PolicyStore, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S10: the same revision, but of another life."""
+    """F-S10: the same revision, but of another life."""
     monkeypatch.setattr(policies, "POLL_S", 1000.0)
     await store.put(policy("a"), who="ada")
     async with watching(store) as told:
