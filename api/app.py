@@ -20,6 +20,7 @@ from api.data.decode import BadRequest, Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import shown
 from api.data.plane import Plane
+from api.data.request_ids import SENT, identified
 from api.routes import (
     bucket_routes,
     controller_routes,
@@ -28,17 +29,16 @@ from api.routes import (
     gate,
     health_routes,
     loss_routes,
-    metrics_routes,
     signal_routes,
     uncovered_routes,
 )
-from api.routes.node_metrics import NodeMetrics
+from api.routes.bodies import BodyRefused, LastAnswer
+from api.routes.metrics import metrics_routes
+from api.routes.metrics.node_metrics import NodeMetrics
 from api.routes.openapi import describe
 from api.routes.policies import audit_routes, namespace_routes, policy_routes
 from api.routes.responses import respond
-from api.transport.limits import BodyRefused, LastAnswer
 from api.transport.observed import Observed
-from api.transport.request_ids import SENT, identified
 from api.transport.tracing import Tracing
 from limiter.engine.engine import Engine
 from limiter.engine.errors import RequestError

@@ -13,12 +13,11 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -33,17 +32,14 @@ from api.transport.tracing import Tracing, open_tracing
 from limiter.engine.engine import Engine, open_engine
 from limiter.engine.policy_file import load_policy_file
 from limiter.metrics.processes import bury, shared
+from limiter.runtime import children
 from limiter.settings import Settings, SettingsError
-from limiter.store.link import launch
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 GRACE_S = 30
-BACKOFF_MIN_S = 0.1
-BACKOFF_MAX_S = 5.0
-STEADY_S = 10.0  # a worker that has stood this long is forgiven its predecessors' deaths
 GARBAGE_MIN = 100_000  # objects more than were freed, before the collector looks
 
 Started = Callable[[], None]
@@ -198,7 +194,8 @@ async def supervise(
     async with asyncio.TaskGroup() as group:
         try:
             for event in started:
-                group.create_task(_keep_running(_worker_environment(settings, url), sockets, event))
+                live = partial(_run_worker, _worker_environment(settings, url), sockets, event)
+                group.create_task(children.keep_running("a worker", live))
             for event in started:
                 await event.wait()
             on_started()
@@ -214,20 +211,7 @@ def _worker_environment(settings: Settings, url: str) -> dict[str, str]:
     return os.environ | {"HEADGATE_REDIS_URL": url, "HEADGATE_METRICS_DIR": str(settings.metrics_dir)}
 
 
-async def _keep_running(
-    environment: Mapping[str, str], sockets: Sequence[socket.socket], started: asyncio.Event
-) -> None:
-    loop = asyncio.get_running_loop()
-    backoff_s = BACKOFF_MIN_S
-    while True:
-        since_s = loop.time()
-        code = await _run_worker(environment, sockets, started)
-        backoff_s = BACKOFF_MIN_S if loop.time() - since_s > STEADY_S else min(2 * backoff_s, BACKOFF_MAX_S)
-        log.error("a worker ended with %d; another one starts in %.1f s", code, backoff_s)
-        await asyncio.sleep(backoff_s)
-
-
-async def _run_worker(environment: Mapping[str, str], sockets: Sequence[socket.socket], started: asyncio.Event) -> int:
+async def _run_worker(environment: Mapping[str, str], sockets: Sequence[socket.socket], started: asyncio.Event) -> str:
     """One worker's life; cancelled, it is asked to end and waited for."""
     says, told = os.pipe()
     fds = [bound.fileno() for bound in sockets]
@@ -235,15 +219,12 @@ async def _run_worker(environment: Mapping[str, str], sockets: Sequence[socket.s
     loop = asyncio.get_running_loop()
     loop.add_reader(says, _hear, says, started)
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, launch.__file__, str(os.getpid()), *worker,
-            env=environment, pass_fds=[told, *fds],
-        )  # fmt: skip
+        process = await asyncio.create_subprocess_exec(*children.bound(*worker), env=environment, pass_fds=[told, *fds])
         os.close(told)
         try:
-            return await process.wait()
+            return f"ended with {await process.wait()}"
         finally:
-            await _end(process)
+            await children.end(process, grace_s=GRACE_S + 5)
             bury(Path(environment["HEADGATE_METRICS_DIR"]), process.pid)
     finally:
         loop.remove_reader(says)
@@ -254,17 +235,3 @@ def _hear(says: int, started: asyncio.Event) -> None:
     asyncio.get_running_loop().remove_reader(says)
     if os.read(says, 1):
         started.set()
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is not None:
-        return
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        async with asyncio.timeout(GRACE_S + 5):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

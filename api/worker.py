@@ -13,8 +13,8 @@ from contextlib import suppress
 import uvloop
 
 from api.server import serve_here, tame_collector
+from limiter.runtime.stopping import until_stopped
 from limiter.settings import Settings
-from limiter.stopping import until_stopped
 
 
 async def _main(told: int, sockets: list[socket.socket]) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from api.data.auth import KeyEntryError, is_loopback, read_keys
+from limiter.api_keys import KeyEntryError, is_loopback, read_keys
 from limiter.model.policy.policy import Criticality, is_name
 from limiter.store.link.urls import parse
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from limiter.store.link import launch
+from limiter.runtime import children
 
 ROOT = Path(__file__).parent.parent
 ENDS_WITHIN_S = 20.0
@@ -72,7 +72,7 @@ class Process:
 
 def start(*command: str, env: dict[str, str], is_heard: bool = False) -> subprocess.Popen[str]:
     """A program that ends when this process does, however that ends. Its output can be read, or joins ours."""
-    bound = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
+    bound = children.bound(*command)
     output = None if is_heard else subprocess.PIPE
     return subprocess.Popen(bound, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, text=True)
 

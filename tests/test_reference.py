@@ -12,13 +12,13 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from api.data import request_limits as limits
 from api.data.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
 from api.data.json_text import DEPTH_MAX, PARTS_MAX
 from api.data.turns import IN_PROGRESS_MAX
 from api.routes.policies.policy_routes import SET_BYTES_MAX
 from api.routes.responses import DOCUMENT_BYTES_MAX
 from api.server import KEEP_ALIVE_S
-from api.transport import limits
 from limiter.engine import breaker
 from limiter.engine.decider import Decider
 from limiter.engine.policy_file import load_policy_file

@@ -20,10 +20,6 @@ PURE = {
     "functools", "hashlib", "hmac", "ipaddress", "itertools", "math", "msgspec", "pydantic", "pydantic_core", "re",
     "struct", "typing", "zoneinfo",
 }  # fmt: skip
-LAYERS = {
-    "limiter/model": {"limiter.model"},
-    "limiter/store": {"limiter.model", "limiter.store"},
-}
 FUNCTION_LINES_MAX = 70
 
 
@@ -53,14 +49,6 @@ def test_the_model_is_pure(path: Path) -> None:
     assert roots <= PURE
     clocks = re.findall(r"\.(?:now|utcnow|today)\(", path.read_text())
     assert not clocks
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers_import_what_lies_beneath_and_nothing_else(layer: str) -> None:
-    for path in OURS:
-        if shown(path).startswith(layer):
-            for module in filter(of_ours, imported(path)):
-                assert any(f"{module}.".startswith(f"{allowed}.") for allowed in LAYERS[layer]), shown(path)
 
 
 WALL_CLOCK = re.compile(r"time\.time(?:_ns)?\(|from time import .*\btime\b|datetime\.(?:now|utcnow)\(")

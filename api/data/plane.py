@@ -12,16 +12,17 @@ from typing import NamedTuple, Protocol
 
 from api.data import decode, render
 from api.data.answer import Answer
-from api.data.auth import Doorkeeper, Forbidden, Principal, check_namespace, read_keys
+from api.data.auth import Doorkeeper, Forbidden, check_namespace
+from api.data.counts import Requests
 from api.data.decode import AcquireOperation, BadRequest, Operation, SettleOperation
 from api.data.stage import Stage
 from api.data.turns import Turns
-from api.transport.observed import Requests
+from limiter.api_keys import Principal, read_keys
 from limiter.engine.decider import Asked
 from limiter.engine.errors import NotDecided
 from limiter.model.bucket.contract import Decision, Settled, SettleRequest
+from limiter.runtime.told import Done, Told
 from limiter.settings import Settings
-from limiter.store.told import Done, Told
 
 PORTION = 128
 """Operations of a batch that are begun in one turn of the loop: others want their turn too."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from api.data.auth import Right
 from api.data.decode import JSON, MERGE_PATCH, CrossSite, check_json
 from api.routes.responses import admit
+from limiter.api_keys import Right
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 ASKING = frozenset({"/v1/policies/check"})

@@ -7,9 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.data.auth import Principal, audit, refuse
+from api.data.auth import audit, refuse
 from api.routes.openapi import LOSS, LOSS_ACKNOWLEDGE
 from api.routes.responses import admit, engine_of, json_answer, respond
+from limiter.api_keys import Principal
 from limiter.store.policies import losses
 from limiter.store.policies.losses import Loss
 

@@ -10,13 +10,13 @@ from fastapi import Request, Response
 
 from api.data import decode, json_text
 from api.data.answer import JSON, Answer
-from api.data.auth import Principal, Right
 from api.data.decode import Invalid, TooLong
 from api.data.explain import FieldProblem, is_text
 from api.data.json_text import Fields
 from api.data.plane import Plane
-from api.transport.limits import read_body
-from api.transport.request_ids import SENT, identified
+from api.data.request_ids import SENT, identified
+from api.routes.bodies import read_body
+from limiter.api_keys import Principal, Right
 from limiter.engine.engine import Engine
 from limiter.settings import Settings
 

@@ -21,12 +21,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.utils import get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
+from api.data import request_limits as limits
 from api.data.answer import Answer
+from api.data.counts import NO_ROUTE, count
 from api.data.plane import Headers, Plane
-from api.transport import limits
+from api.data.request_ids import identified
 from api.transport.guard import FAREWELL_S, HEAD_END, WAITING_BYTES_MAX, GuardedProtocol, Patience, wire
-from api.transport.observed import NO_ROUTE, count
-from api.transport.request_ids import identified
 from api.transport.tracing import RequestSpan, Tracing
 
 # Where a header goes: the first into `Headers`, then the length, and the host, which has to be there; those of `ODD`

@@ -23,10 +23,10 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from api.data import request_limits as limits
 from api.data.answer import Answer
-from api.transport import limits
-from api.transport.observed import NO_ROUTE, count
-from api.transport.request_ids import identified
+from api.data.counts import NO_ROUTE, count
+from api.data.request_ids import identified
 
 HEAD_END = b"\r\n\r\n"
 WAITING_BYTES_MAX = 65_536

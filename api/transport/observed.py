@@ -6,19 +6,9 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.transport import request_ids
+from api.data import request_ids
+from api.data.counts import NO_ROUTE, Requests, count
 from api.transport.tracing import TRACEPARENT, Tracing
-
-NO_ROUTE = b"none"
-
-Requests = dict[tuple[bytes, int], int]
-"""HTTP answers by route and status."""
-
-
-def count(requests: Requests, route: bytes, status: int) -> None:
-    """One more."""
-    key = (route, status)
-    requests[key] = requests.get(key, 0) + 1
 
 
 class Observed:

@@ -12,21 +12,21 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from api.data.auth import KeyEntryError, new_key
 from api.server import serve, tame_collector
 from api.transport import logs
+from limiter.api_keys import KeyEntryError, new_key
 from limiter.cli import liveness
 from limiter.cli import policies as cli_policies
 from limiter.cli import store as cli_store
 from limiter.cli import uncovered as cli_uncovered
+from limiter.cli.controller_child import keep_running
+from limiter.cli.controller_metrics import shown
 from limiter.cli.policies import embedded_url
-from limiter.controller.child import keep_running
 from limiter.controller.worker import Controller
-from limiter.metrics.controller import shown
 from limiter.metrics.processes import shared
 from limiter.model.policy.policy import PolicyError
+from limiter.runtime.stopping import until_stopped
 from limiter.settings import PREFIX, Settings, SettingsError
-from limiter.stopping import until_stopped
 from limiter.store.errors import StoreError, StoreUnavailable
 from limiter.store.link.connect import open_link, probe
 from limiter.store.link.embedded import EmbeddedStore

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from limiter.model.control.cycle import ControlParams, control_params
 from limiter.model.overload.overload_control import OverloadParams, overload_params
 from limiter.model.policy.limit import Limit, bucket_prefix, limit_of
-from limiter.model.policy.policy import Mechanism, Policy, PolicySet
+from limiter.model.policy.policy import Policy, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, limit_at
 
@@ -66,17 +66,10 @@ def plan_steps(policies: PolicySet, before: Mapping[str, Plan]) -> Steps[dict[st
     for number, policy in enumerate(policies.policies):
         if number % AT_ONCE == 0:
             yield
-        if is_steered(policy, policies):
+        if policies.is_steered(policy):
             known = before[policy.namespace].terms if policy.namespace in before else {}
             found.setdefault(policy.namespace, {}).update(_terms(policy, policies, known))
     return {name: Plan(name, policies.namespace(name).partitions, terms) for name, terms in found.items()}
-
-
-def is_steered(policy: Policy, policies: PolicySet) -> bool:
-    """Whether anything of a policy moves: a cap, a charge, its shares, or overload control."""
-    if policy.overload is not None or policy.charge == "learned":
-        return True
-    return policy.rate is not None and (policy.mechanism is not Mechanism.WORK or policies.partitions_of(policy) > 1)
 
 
 def _terms(policy: Policy, policies: PolicySet, known: Mapping[str, Terms]) -> dict[str, Terms]:
@@ -84,7 +77,7 @@ def _terms(policy: Policy, policies: PolicySet, known: Mapping[str, Terms]) -> d
     divided = policies.partitions_of(policy)
     found = {}
     for part in policy.parts():
-        if is_steered(part, policies):
+        if policies.is_steered(part):
             name = bucket_prefix(part)
             terms = known.get(name)
             if terms is None or terms.policy is not policy or terms.divided != divided:

@@ -26,6 +26,7 @@ from limiter.controller.cycle import SlotCycle
 from limiter.controller.ownership import BEATS_A_LEASE, GONE_AFTER_LEASE, preferred
 from limiter.controller.plan import Plan, describe, plan_steps
 from limiter.model.tally import CYCLE_SECONDS, Histogram
+from limiter.runtime.pauses import with_pauses
 from limiter.store import keys
 from limiter.store.clock import StoreClock
 from limiter.store.errors import StoreError
@@ -33,7 +34,6 @@ from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
 from limiter.store.link.connect import Link
 from limiter.store.nodes import NodeRegistry
-from limiter.store.pauses import with_pauses
 from limiter.store.policies.policies import PolicyStore, StoredPolicies
 from limiter.store.steering import LEASE_MS, Steering
 

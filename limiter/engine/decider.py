@@ -50,13 +50,13 @@ from limiter.model.policy.limit import Limit
 from limiter.model.policy.policy import Criticality, OnStoreFailure, PolicySet
 from limiter.model.policy.uncovered import TEXT_KEPT_MAX, UncoveredTally
 from limiter.model.tally import DecisionTally, SettleTally
+from limiter.runtime.pauses import with_pauses
+from limiter.runtime.told import Done, Told
 from limiter.store.batcher import Waiting
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.errors import StoreShunned, StoreUnavailable
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
-from limiter.store.pauses import with_pauses
-from limiter.store.told import Done, Told
 
 _DEBITED = Verdict.DEBITED
 _GRANTED = AcquireStatus.GRANTED

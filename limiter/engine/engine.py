@@ -23,12 +23,13 @@ from limiter.model.overload.overload import is_signal_name
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.policy import PolicySet
 from limiter.model.tally import CallTally
+from limiter.runtime.pauses import with_pauses
+from limiter.runtime.told import Done
 from limiter.settings import Settings
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreError, without_address
 from limiter.store.link.connect import Link, ServerFacts, open_link, probe
 from limiter.store.nodes import NodeRegistry
-from limiter.store.pauses import with_pauses
 from limiter.store.policies import losses
 from limiter.store.policies.losses import Loss
 from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
@@ -36,7 +37,6 @@ from limiter.store.policies.policy_entries import policy_place
 from limiter.store.policies.policy_sets import Foreign, foreign_steps
 from limiter.store.secret import shared_secret
 from limiter.store.signals import Signals, TooManyReports
-from limiter.store.told import Done
 
 log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from limiter.model.bucket.reservation import Keyring, Reservation
 from limiter.model.policy.limit import policy_of
 from limiter.model.policy.policy import PolicySet
 from limiter.model.tally import SettleTally
+from limiter.runtime.told import Done
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import Slot
-from limiter.store.told import Done
 
 NO_LATENCY = float("nan")
 _DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"

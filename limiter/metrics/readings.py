@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from limiter.controller.worker import Controller
-from limiter.engine.engine import Engine
 from limiter.metrics import catalogue
 from limiter.metrics.catalogue import Definition
 from limiter.model.bucket.expiry import Expiries
@@ -34,25 +32,6 @@ def plain(definition: Definition, value: float) -> Reading:
 def labelled(definition: Definition, values: Mapping[str, float]) -> Reading:
     """A metric with one label."""
     return Reading(definition, {(label,): value for label, value in values.items()})
-
-
-def node(engine: Engine) -> Iterator[Reading]:
-    """What one API process knows of itself."""
-    decider = engine.decider
-    yield from decisions(decider.decisions)
-    yield from settles(decider.settles)
-    yield from reservations(decider.expiries, engine.now_us(), engine.policies)
-    yield from store_calls(engine.call_tallies)
-    yield unanswered({"acquire": decider.decisions.unanswered, "settle": decider.settles.unanswered})
-    yield plain(catalogue.STORE_UP, engine.store_is_up)
-    yield plain(catalogue.BREAKER_OPEN, decider.store_is_shunned)
-    yield plain(catalogue.STORE_LOSS, engine.loss is not None)
-    yield plain(catalogue.STORE_OUT_OF_MEMORY, engine.store_is_out_of_memory)
-    yield plain(catalogue.QUOTA_OWED, decider.remainders.owing)
-    yield plain(catalogue.READY, not engine.troubles())
-    yield plain(catalogue.NODES, engine.nodes)
-    yield plain(catalogue.POLICIES, len(engine.policies.policies))
-    yield plain(catalogue.POLICIES_REVISION, engine.revision)
 
 
 def decisions(tally: DecisionTally) -> Iterator[Reading]:
@@ -118,20 +97,6 @@ def http(requests: Mapping[tuple[bytes, int], int], *, busy_batches: int) -> Ite
         counted[route.decode("ascii"), str(status)] = count
     yield Reading(catalogue.HTTP_REQUESTS, counted)
     yield plain(catalogue.BUSY_BATCHES, busy_batches)
-
-
-def controller(steers: Controller) -> Iterable[Reading]:
-    """What one controller knows of itself."""
-    stats = steers.stats
-    return (
-        plain_histogram(catalogue.CYCLE_SECONDS, stats.cycle_seconds),
-        plain(catalogue.CYCLE_BUCKETS, stats.buckets),
-        plain(catalogue.CYCLE_SLIPS, stats.slips),
-        plain(catalogue.CYCLE_FAILURES, stats.failures),
-        labelled(catalogue.LEASES, {"taken": stats.leases_taken, "lost": stats.leases_lost}),
-        plain(catalogue.OWNED, len(steers.owned)),
-        plain(catalogue.STEERED, sum(len(plan.slots) for plan in steers.plans.values())),
-    )
 
 
 def plain_histogram(definition: Definition, histogram: Histogram) -> Reading:

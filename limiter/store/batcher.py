@@ -21,6 +21,7 @@ from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from limiter.model.bucket.bucket import Params
 from limiter.model.tally import CallTally
+from limiter.runtime.told import Done, Told
 from limiter.store.clock import StoreClock
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.ids import RandomIds
@@ -30,7 +31,6 @@ from limiter.store.link.connect import Link
 from limiter.store.link.deadline import Deadline
 from limiter.store.link.node import pack
 from limiter.store.scripts import Row, Script
-from limiter.store.told import Done, Told
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, AcquireStatus, Settle, SettleAnswer
 from limiter.model.tally import CallTally
+from limiter.runtime.told import Done
 from limiter.store.batcher import Batcher, Waiting
 from limiter.store.clock import StoreClock
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link
 from limiter.store.scripts import AcquireScript, SettleScript
-from limiter.store.told import Done
 
 BUCKETS_PER_OPERATION_MAX = 255
 FINGERPRINT_SIZE = 16

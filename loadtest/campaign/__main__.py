@@ -28,8 +28,8 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
-from api.data.auth import new_key
-from limiter.store.link import launch
+from limiter.api_keys import new_key
+from limiter.runtime import children
 from loadtest.campaign import attacker, customer
 from loadtest.campaign.operations import NAMESPACE
 from loadtest.processes import ROOT, await_ready, end, start
@@ -73,7 +73,7 @@ class Node:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("HEADGATE_")}
         environment = inherited | {f"HEADGATE_{key.upper()}": str(value) for key, value in settings.items()}
         program = [sys.executable, "-c", "from limiter.cli.main import main; main()", command]
-        bound = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *program]
+        bound = children.bound(*program)
         with self.log.open("w") as log:
             self.process = Popen(bound, env=environment, cwd=ROOT, stdin=DEVNULL, stdout=PIPE, stderr=log, text=True)
         assert self.process.stdout is not None

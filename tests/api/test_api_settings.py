@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from api.data.auth import KeyEntryError
+from limiter.api_keys import KeyEntryError
 from limiter.settings import Settings, SettingsError
 
 

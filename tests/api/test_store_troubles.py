@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.data.auth import new_key
+from limiter.api_keys import new_key
 from limiter.store import keys
 from tests.cli.test_cli import headgate
 from tests.support import eventually

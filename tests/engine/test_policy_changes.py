@@ -148,7 +148,7 @@ async def decider() -> AsyncIterator[Decider]:
 async def test_requests_see_the_old_policies_until_the_new_ones_are_ready(
     decider: Decider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("limiter.store.pauses.STRETCH_S", 0.0)
+    monkeypatch.setattr("limiter.runtime.pauses.STRETCH_S", 0.0)
     seen: list[float] = []
     task = asyncio.create_task(decider.enforce_with_pauses(policies(policy(0, rate=5))))
     while not task.done():
@@ -162,7 +162,7 @@ async def test_requests_see_the_old_policies_until_the_new_ones_are_ready(
 async def test_a_change_that_comes_while_another_is_made_wins(
     decider: Decider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("limiter.store.pauses.STRETCH_S", 0.0)
+    monkeypatch.setattr("limiter.runtime.pauses.STRETCH_S", 0.0)
     older = asyncio.create_task(decider.enforce_with_pauses(policies(policy(0, rate=5))))
     await asyncio.sleep(0)
     newer = asyncio.create_task(decider.enforce_with_pauses(policies(policy(0, rate=7))))

@@ -15,11 +15,11 @@ from limiter.model.bucket.bucket import STEP_BACK_MAX_US, TTL_MAX_MS
 from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, AcquireAnswer
 from limiter.model.policy.period import Period, window_us
+from limiter.runtime.told import Told
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.clock import GUESS_MIN_US
 from limiter.store.keys import Slot
-from limiter.store.told import Told
 from tests.support.nodes import PATIENT_S, node
 from tests.support.operations import (
     BUCKET,

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api.data.auth import new_key
+from api.routes.metrics import named_policies as named
+from limiter.api_keys import new_key
 from limiter.engine.engine import open_engine
-from limiter.metrics import catalogue, named
+from limiter.metrics import catalogue
 from limiter.model.bucket.bucket import fresh
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.policy import Namespace, read_policy

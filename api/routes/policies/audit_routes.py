@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.data.auth import Principal
 from api.routes.openapi import AUDIT
 from api.routes.policies.editing import asked_namespace, shown_change
 from api.routes.responses import admit, engine_of, json_answer, respond
+from limiter.api_keys import Principal
 from limiter.store.policies.policy_entries import AuditEntry
 
 router = APIRouter(tags=["audit"])

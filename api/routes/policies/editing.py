@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from api.data.answer import Answer
-from api.data.auth import Principal, check_namespace
+from api.data.auth import check_namespace
 from api.data.decode import BadRequest, Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import shown
+from limiter.api_keys import Principal
 from limiter.model.policy.policy import Namespace, is_name
 from limiter.store.policies.policies import PolicyStore, RevisionConflict, StoredPolicies
 from limiter.store.policies.policy_entries import DEFAULT, AuditEntry, Place

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from api.data.answer import Answer
-from api.data.auth import Principal, check_namespace
+from api.data.auth import check_namespace
 from api.data.decode import Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import Fields, shown
@@ -35,9 +35,10 @@ from api.routes.policies.editing import (
     tagged,
 )
 from api.routes.responses import admit, body_of, checked, document_of, engine_of, json_answer, respond
+from limiter.api_keys import Principal
 from limiter.model.policy.policy import Policy, PolicySet, dump, is_name, policy_set_steps, read_policy
 from limiter.model.steps import Steps
-from limiter.store.pauses import with_pauses
+from limiter.runtime.pauses import with_pauses
 from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policies.policy_entries import API, DEFAULT, ENTRIES_AT_ONCE, policy_place
 from limiter.store.policies.policy_sets import AppliedSet

@@ -819,6 +819,12 @@ class PolicySet(_Part):
         is_whole = spread.partition_by and set(spread.partition_by) <= set(policy.per)
         return 1 if is_whole else spread.partitions
 
+    def is_steered(self, policy: Policy) -> bool:
+        """Whether the controller moves anything of a policy: a cap, a charge, its shares, or overload control."""
+        if policy.overload is not None or policy.charge == "learned":
+            return True
+        return policy.rate is not None and (policy.mechanism is not Mechanism.WORK or self.partitions_of(policy) > 1)
+
 
 _SINGLE = Namespace()
 

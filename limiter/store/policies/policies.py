@@ -22,13 +22,13 @@ from redis.exceptions import NoScriptError, ResponseError
 from limiter.model.policy.policy import Namespace, Policy, PolicyError, PolicySet, read_policy
 from limiter.model.policy.policy_log import ANY, CHANGES_MAX, ENTRIES_MAX, Action, Applied, ApplyStatus, Call, Change
 from limiter.model.steps import Steps
+from limiter.runtime.pauses import with_pauses
 from limiter.store import keys
 from limiter.store.batcher import CALL_LIFETIME_US
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
 from limiter.store.inspect import CursorError
 from limiter.store.layout import CallExpired
 from limiter.store.link.connect import Link
-from limiter.store.pauses import with_pauses
 from limiter.store.policies.policy_entries import (
     API,
     ENTRIES_AT_ONCE,

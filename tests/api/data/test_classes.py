@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.data.auth import new_key
+from limiter.api_keys import new_key
 from tests.support.live import Lane, LiveApi, live
 from tests.support.servers import Server, running
 

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.data.auth import FORM, Doorkeeper, KeyEntry, KeyEntryError, Principal, Unauthenticated, new_key, read_keys
+from api.data.auth import Doorkeeper, Unauthenticated
+from limiter.api_keys import FORM, KeyEntry, KeyEntryError, Principal, new_key, read_keys
 from limiter.settings import SettingsError
 from tests.support.live import Lane, LiveApi, ask, live
 from tests.support.servers import Server

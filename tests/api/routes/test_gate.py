@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from api.data import decode
-from api.data.auth import new_key
+from limiter.api_keys import new_key
 from tests.api.data.test_lanes_agree import CUSTOMER, send_to_both
 from tests.support.live import Lane, LiveApi, Reply, ask, exchange, live, request
 from tests.support.servers import Server

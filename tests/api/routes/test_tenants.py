@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.data.auth import new_key
 from api.routes.policies.editing import OVERTAKEN_MAX
+from limiter.api_keys import new_key
 from limiter.model.policy.policy import read_policy
 from limiter.store.policies.policies import PolicyStore
 from tests.support.live import Lane, LiveApi, live, without_id

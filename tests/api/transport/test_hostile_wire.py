@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from api.data.auth import new_key
-from api.transport import limits
+from api.data import request_limits as limits
 from api.transport.guard import UPGRADES_MAX, WAITING_BYTES_MAX
+from limiter.api_keys import new_key
 from tests.api.transport.test_wire import chunked
 from tests.support import eventually
 from tests.support.fleet import Process

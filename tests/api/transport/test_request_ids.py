@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from api.data.answer import JSON, PROBLEM, Answer
-from api.transport.request_ids import identified
+from api.data.request_ids import identified
 from tests.support.live import LiveApi, Wire, ask, request
 
 MADE = re.compile(r"[0-9a-f]{32}")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from api.data import request_limits as limits
 from api.server import bind
-from api.transport import limits
 from limiter.settings import Settings
 from tests.chart.dockerfile import healthcheck
 from tests.support import eventually

@@ -9,15 +9,16 @@ No key is asked for on that port: it shows numbers and nothing of any client, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from prometheus_client import CollectorRegistry, start_http_server
 
 from limiter.controller.worker import Controller
-from limiter.metrics import exposition, readings
+from limiter.metrics import catalogue, exposition
 from limiter.metrics.exposition import Scraped
 from limiter.metrics.processes import Shelf
+from limiter.metrics.readings import Reading, labelled, plain, plain_histogram
 from limiter.settings import Settings, SettingsError
 
 
@@ -25,7 +26,7 @@ from limiter.settings import Settings, SettingsError
 async def shown(steers: Controller, settings: Settings) -> AsyncIterator[None]:
     """Show the metrics of a controller meanwhile, as the settings say."""
     if settings.metrics_dir is not None:
-        leaving = asyncio.create_task(Shelf(settings.metrics_dir, lambda: readings.controller(steers)).run())
+        leaving = asyncio.create_task(Shelf(settings.metrics_dir, lambda: controller(steers)).run())
         try:
             yield
         finally:
@@ -41,7 +42,7 @@ async def shown(steers: Controller, settings: Settings) -> AsyncIterator[None]:
 @contextmanager
 def _serving(steers: Controller, host: str, port: int) -> Iterator[None]:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scraped(lambda: exposition.families([exposition.info(), *readings.controller(steers)])))
+    registry.register(Scraped(lambda: exposition.families([exposition.info(), *controller(steers)])))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
@@ -53,3 +54,17 @@ def _serving(steers: Controller, host: str, port: int) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def controller(steers: Controller) -> Iterable[Reading]:
+    """What one controller knows of itself."""
+    stats = steers.stats
+    return (
+        plain_histogram(catalogue.CYCLE_SECONDS, stats.cycle_seconds),
+        plain(catalogue.CYCLE_BUCKETS, stats.buckets),
+        plain(catalogue.CYCLE_SLIPS, stats.slips),
+        plain(catalogue.CYCLE_FAILURES, stats.failures),
+        labelled(catalogue.LEASES, {"taken": stats.leases_taken, "lost": stats.leases_lost}),
+        plain(catalogue.OWNED, len(steers.owned)),
+        plain(catalogue.STEERED, sum(len(plan.slots) for plan in steers.plans.values())),
+    )

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.data.answer import Answer, header
 from api.data.auth import refuse
-from api.routes.node_metrics import NodeMetrics
+from api.routes.metrics.node_metrics import NodeMetrics
 from api.routes.openapi import METRICS
 from api.routes.responses import admit, respond
 from limiter.settings import Settings

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
-from limiter.controller.plan import is_steered
 from limiter.engine.engine import Engine
 from limiter.engine.planner import Planner
 from limiter.metrics import catalogue
@@ -24,10 +23,10 @@ from limiter.model.overload.shedding import CLASSES
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.policy import PolicySet
 from limiter.model.steps import AT_ONCE, Steps
+from limiter.runtime.pauses import with_pauses
 from limiter.store.errors import StoreError
 from limiter.store.inspect import SlotLook, look_at_slot
 from limiter.store.keys import Slot
-from limiter.store.pauses import with_pauses
 
 POLICIES_MAX = 200
 SLOTS_MAX = 64
@@ -104,7 +103,7 @@ def _plan(planner: Planner) -> Steps[_Plan]:
     for number, policy in enumerate(policies.policies):
         if number % AT_ONCE == 0:
             yield
-        if is_steered(policy, policies):
+        if policies.is_steered(policy):
             steered.add(policy.namespace)
     fitting = [named for named in every if len(named.slots) <= SLOTS_MAX][:POLICIES_MAX]
     slots_of = (Slot(name, part) for name in sorted(steered) for part in range(policies.namespace(name).partitions))

@@ -9,11 +9,11 @@ from pathlib import Path
 from prometheus_client import Metric
 
 from api.data.plane import Plane
+from api.routes.metrics.named_policies import NamedPolicies
 from limiter.engine.engine import Engine
-from limiter.metrics import exposition, processes, readings
-from limiter.metrics.named import NamedPolicies
+from limiter.metrics import catalogue, exposition, processes, readings
 from limiter.metrics.processes import Shelf
-from limiter.metrics.readings import Reading
+from limiter.metrics.readings import Reading, plain
 
 
 class NodeMetrics:
@@ -43,5 +43,24 @@ class NodeMetrics:
         return exposition.encode([*own, *exposition.families([exposition.info(), *named])], accept)
 
     def _readings(self) -> Iterator[Reading]:
-        yield from readings.node(self._engine)
+        yield from node(self._engine)
         yield from readings.http(self._plane.requests, busy_batches=self._plane.busy_batches)
+
+
+def node(engine: Engine) -> Iterator[Reading]:
+    """What one API process knows of itself."""
+    decider = engine.decider
+    yield from readings.decisions(decider.decisions)
+    yield from readings.settles(decider.settles)
+    yield from readings.reservations(decider.expiries, engine.now_us(), engine.policies)
+    yield from readings.store_calls(engine.call_tallies)
+    yield readings.unanswered({"acquire": decider.decisions.unanswered, "settle": decider.settles.unanswered})
+    yield plain(catalogue.STORE_UP, engine.store_is_up)
+    yield plain(catalogue.BREAKER_OPEN, decider.store_is_shunned)
+    yield plain(catalogue.STORE_LOSS, engine.loss is not None)
+    yield plain(catalogue.STORE_OUT_OF_MEMORY, engine.store_is_out_of_memory)
+    yield plain(catalogue.QUOTA_OWED, decider.remainders.owing)
+    yield plain(catalogue.READY, not engine.troubles())
+    yield plain(catalogue.NODES, engine.nodes)
+    yield plain(catalogue.POLICIES, len(engine.policies.policies))
+    yield plain(catalogue.POLICIES_REVISION, engine.revision)

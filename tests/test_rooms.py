@@ -1,0 +1,122 @@
+"""Which room may import which, as docs/architecture.md says; none has more modules than a reader can keep in mind."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("limiter", "api", "loadtest", "tests")
+MODULES = sorted(path for name in ("limiter", "api", "loadtest") for path in (ROOT / name).rglob("*.py"))
+MODULES_MAX = 15
+
+BASE = {"limiter/model", "limiter/runtime"}
+CORE = BASE | {"limiter/store", "limiter/settings"}
+ROOMS: dict[str, set[str]] = {
+    "limiter": set(),
+    "limiter/model": set(),
+    "limiter/runtime": {"limiter/model"},
+    "limiter/store": BASE,
+    "limiter/settings": BASE | {"limiter/store"},
+    "limiter/engine": CORE,
+    "limiter/controller": CORE,
+    "limiter/metrics": CORE,
+    "api/data": BASE | {"limiter/engine", "limiter/settings"},
+    "api/transport": BASE | {"api/data", "limiter/settings"},
+    "api/routes": CORE | {"api/data", "limiter/engine", "limiter/metrics"},
+    "api": CORE | {"api/data", "api/transport", "api/routes", "limiter/engine", "limiter/metrics"},
+    "limiter/cli": CORE
+    | {"limiter/engine", "limiter/controller", "limiter/metrics"}
+    | {"api", "api/data", "api/transport", "api/routes"},
+}
+ROOMS["loadtest"] = set(ROOMS) | {"tests"}
+"""What is not here may not be imported, wherever the import stands: at the top, in a function, for types alone."""
+
+ROOM_OF_MODULE = {"limiter/settings.py": "limiter/settings", "limiter/api_keys.py": "limiter/settings"}
+"""Modules that are a room of their own."""
+
+EXCEPTIONS = {("api/data/render.py", "limiter/store")}
+"""What each failure of the store means to a caller is said in one place, beside all other failures."""
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room_of(path: str) -> str:
+    """The room of a module or a folder, named by its path."""
+    if path in ROOM_OF_MODULE:
+        return ROOM_OF_MODULE[path]
+    inside = [room for room in (*ROOMS, "tests") if path == room or path.startswith(f"{room}/")]
+    assert inside, f"{path} is in no room"
+    return max(inside, key=len)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of ours that a module imports, by their paths."""
+    for found in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(found, ast.Import):
+            names = [alias.name for alias in found.names]
+        elif isinstance(found, ast.ImportFrom):
+            assert found.level == 0, f"{shown(path)}: import by the full name"
+            assert found.module is not None
+            names = [f"{found.module}.{alias.name}" for alias in found.names]
+        yield from (where(name) for name in names if name.split(".")[0] in OURS)
+
+
+def where(name: str) -> str:
+    """The path of the module, or of the package, that a dotted name lies in."""
+    path = name.replace(".", "/")
+    while path:
+        if (ROOT / f"{path}.py").exists():
+            return f"{path}.py"
+        if (ROOT / path).is_dir():
+            return path
+        path = path.rpartition("/")[0]
+    raise AssertionError(f"nothing of ours is called {name}")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=shown)
+def test_a_room_imports_what_the_table_allows_and_nothing_else(path: Path) -> None:
+    own = room_of(shown(path))
+    for found in imported(path):
+        room = room_of(found)
+        allowed = room == own or room in ROOMS[own] or (shown(path), room) in EXCEPTIONS
+        assert allowed, f"{shown(path)} imports {found}; {own} may import {', '.join(sorted(ROOMS[own])) or 'nothing'}"
+
+
+def test_every_exception_is_needed() -> None:
+    needed = {(shown(path), room_of(found)) for path in MODULES for found in imported(path)}
+    assert needed >= EXCEPTIONS
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    rooms = {room: found - {"tests"} for room, found in ROOMS.items()}
+    while rooms:
+        free = {room for room, found in rooms.items() if not found & rooms.keys()}
+        assert free, f"a circle: {', '.join(rooms)}"
+        rooms = {room: found for room, found in rooms.items() if room not in free}
+
+
+def test_the_architecture_page_has_the_same_table() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| ((?:`[\w/.]+`,? ?)+)\|.*\| ([^|]*) \|$", page, re.MULTILINE)
+    told = {
+        ROOM_OF_MODULE.get(room, room.rstrip("/")): set(re.findall(r"`([\w/]+)`", may))
+        for rooms, may in rows
+        for room in re.findall(r"`([\w/.]+)`", rooms)
+    }
+    stated = ROOMS | {"limiter/cli": {"loadtest"}, "loadtest": set()}  # "everything but", "everything"
+    del stated["limiter"]  # a docstring
+    assert told == stated
+
+
+@pytest.mark.parametrize("name", ["limiter", "api", "loadtest"])
+def test_no_folder_holds_more_modules_than_a_reader_can_keep_in_mind(name: str) -> None:
+    folders = [ROOT / name, *(path for path in (ROOT / name).rglob("*") if path.is_dir())]
+    for folder in folders:
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(modules) <= MODULES_MAX, shown(folder)
