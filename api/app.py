@@ -43,7 +43,7 @@ from api.transport.tracing import Tracing
 from limiter.engine.engine import Engine
 from limiter.engine.errors import RequestError
 from limiter.metrics.processes import Shelf
-from limiter.model.policy.policy import PolicyError
+from limiter.model.policy.problems import PolicyError
 from limiter.settings import Settings
 from limiter.store.errors import StoreError
 from limiter.store.inspect import CursorError

@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from limiter.api_keys import KeyEntryError, is_loopback, read_keys
-from limiter.model.policy.policy import Criticality, is_name
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.fields.kinds import is_name
 from limiter.store.link.urls import parse
 
 PREFIX = "HEADGATE_"

@@ -9,7 +9,8 @@ import random
 from timeit import repeat
 
 from limiter.model.policy.matching import Matcher
-from limiter.model.policy.policy import Policy, read_policy
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.reading import read_policy
 
 FEW, MANY = 10, 10_000
 DESCRIPTORS = 1_000

@@ -25,19 +25,13 @@ from limiter.engine.policy_file import load_policy_file
 from limiter.model.bucket.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
 from limiter.model.bucket.operations import LATE_US
 from limiter.model.bucket.reservation import Signer
-from limiter.model.overload.overload import OVERLOAD_PARTS, Expectations, Overload, ResponseTime, Utilisation
-from limiter.model.policy.policy import (
-    DIMENSIONS_MAX,
-    Block,
-    Criticality,
-    Learning,
-    Namespace,
-    Policy,
-    Quota,
-    Steering,
-    read_namespace,
-    read_policy,
-)
+from limiter.model.overload.overload_block import OVERLOAD_PARTS, Expectations, Overload, ResponseTime, Utilisation
+from limiter.model.policy.blocks import Block, Learning, Quota, Steering
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.fields.kinds import DIMENSIONS_MAX
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.policy_set import Namespace
+from limiter.model.policy.reading import read_namespace, read_policy
 from limiter.settings import Settings
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.link.connect import OLDEST, open_link

@@ -27,7 +27,7 @@ from limiter.engine.errors import (
     UnknownReservation,
 )
 from limiter.model.bucket.contract import Decision, Granted, LimitState, Refused, Settled
-from limiter.model.policy.policy import PolicyError
+from limiter.model.policy.problems import PolicyError
 from limiter.store.errors import StoreError, without_address
 from limiter.store.inspect import CursorError
 from limiter.store.policies.policies import PolicyMissing, RevisionConflict

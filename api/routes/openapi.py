@@ -11,7 +11,9 @@ from fastapi.openapi.utils import get_openapi
 from api.data.decode import BatchRequest
 from api.data.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest, SignalsTaken
-from limiter.model.policy.policy import Namespace, Policy
+from limiter.model.numbers import NUMBER_MAX
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.policy_set import Namespace
 
 REF = "#/components/schemas/{name}"
 STRUCTS = [
@@ -277,7 +279,7 @@ POLICY_HISTORY: dict[str, Any] = {
 }
 _ROLLBACK_BODY = {
     "type": "object",
-    "properties": {"revision": {"type": "integer", "minimum": 1, "maximum": 2**53}},
+    "properties": {"revision": {"type": "integer", "minimum": 1, "maximum": int(NUMBER_MAX)}},
     "required": ["revision"],
     "additionalProperties": False,
 }

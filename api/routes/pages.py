@@ -8,7 +8,7 @@ from fastapi import Depends, Query
 
 from api.data.auth import check_namespace
 from limiter.api_keys import Principal
-from limiter.model.policy.policy import PARTITIONS_MAX
+from limiter.model.policy.fields.kinds import PARTITIONS_MAX
 from limiter.store.inspect import PageQuery
 from limiter.store.policies.policy_entries import DEFAULT
 

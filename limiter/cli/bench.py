@@ -32,7 +32,7 @@ from limiter.model.bucket.bucket import Params
 from limiter.model.bucket.contract import AcquireRequest
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Charge, Settle, Want
 from limiter.model.bucket.reservation import Signer
-from limiter.model.policy.policy import read_policy_set
+from limiter.model.policy.reading import read_policy_set
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot

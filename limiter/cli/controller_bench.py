@@ -16,7 +16,8 @@ import redis
 from limiter.controller.cycle import SlotCycle
 from limiter.controller.plan import make_plans
 from limiter.model.bucket.operations import Acquire, Charge, Settle, Want
-from limiter.model.policy.policy import Criticality, read_policy_set
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.reading import read_policy_set
 from limiter.store.keys import Slot, bucket_name
 from limiter.store.link.connect import Link
 from limiter.store.scripts import AcquireScript, SettleScript

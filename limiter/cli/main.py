@@ -24,7 +24,7 @@ from limiter.cli.controller_metrics import shown
 from limiter.cli.policies import embedded_url
 from limiter.controller.worker import Controller
 from limiter.metrics.processes import shared
-from limiter.model.policy.policy import PolicyError
+from limiter.model.policy.problems import PolicyError
 from limiter.runtime.stopping import until_stopped
 from limiter.settings import PREFIX, Settings, SettingsError
 from limiter.store.errors import StoreError, StoreUnavailable

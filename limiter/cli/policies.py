@@ -24,8 +24,13 @@ from limiter.engine.policy_file import load_policy_file
 from limiter.model.bucket.bucket import Record, refill
 from limiter.model.control.reasoning import Overload, Reasoning, reasoning
 from limiter.model.control.stewardship import Lease
-from limiter.model.policy.policy import Count, Namespace, Policy, PolicyError, PolicySet, dump, is_name
+from limiter.model.policy.choices import Count
+from limiter.model.policy.fields.kinds import is_name
+from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import AUDIT_MAX
+from limiter.model.policy.policy_set import Namespace, PolicySet
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import dump
 from limiter.settings import Settings, SettingsError
 from limiter.store.errors import StoreError, StoreUnavailable
 from limiter.store.inspect import PageQuery, list_buckets, list_steered

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from limiter.model.control.cycle import ControlParams, control_params
 from limiter.model.overload.overload_control import OverloadParams, overload_params
 from limiter.model.policy.limit import Limit, bucket_prefix, limit_of
-from limiter.model.policy.policy import Policy, PolicySet
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.policy_set import PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, limit_at
 

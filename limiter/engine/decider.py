@@ -45,9 +45,10 @@ from limiter.model.bucket.operations import (
 )
 from limiter.model.bucket.reservation import ID_SIZE, Keyring, Reservation, Signer
 from limiter.model.overload.shedding import CLASS_NUMBERS
-from limiter.model.policy.criticality import NO_CLASSES, class_of
+from limiter.model.policy.choices import OnStoreFailure
+from limiter.model.policy.criticality import NO_CLASSES, Criticality, class_of
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import Criticality, OnStoreFailure, PolicySet
+from limiter.model.policy.policy_set import PolicySet
 from limiter.model.policy.uncovered import TEXT_KEPT_MAX, UncoveredTally
 from limiter.model.tally import DecisionTally, SettleTally
 from limiter.runtime.pauses import with_pauses

@@ -19,9 +19,9 @@ from limiter.engine.planner import Rule
 from limiter.engine.policy_file import load_policy_file
 from limiter.model.bucket.contract import AcquireRequest, Decision, Settled, SettleRequest, SignalRequest, SignalsTaken
 from limiter.model.bucket.reservation import Signer
-from limiter.model.overload.overload import is_signal_name
+from limiter.model.overload.overload_block import is_signal_name
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import PolicySet
+from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import CallTally
 from limiter.runtime.pauses import with_pauses
 from limiter.runtime.told import Done

@@ -17,8 +17,8 @@ from limiter.engine.remainders import Remainders
 from limiter.model.bucket.bucket import Params
 from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, BucketAnswer, Verdict, Want
+from limiter.model.policy.choices import OnStoreFailure
 from limiter.model.policy.limit import Limit, scaled
-from limiter.model.policy.policy import OnStoreFailure
 from limiter.store.keys import Slot
 
 BUCKETS_MAX = 20_000

@@ -8,10 +8,13 @@ from hashlib import blake2b
 from typing import NamedTuple, Self
 
 from limiter.model.bucket.operations import LEARNED, TOO_LARGE, Charge, Want
-from limiter.model.policy.criticality import Classes, lowest
+from limiter.model.numbers import NUMBER_MAX
+from limiter.model.policy.criticality import Classes, Criticality, lowest
+from limiter.model.policy.fields.patterns import Pattern
 from limiter.model.policy.limit import Limit, limit_of
 from limiter.model.policy.matching import Matcher
-from limiter.model.policy.policy import NUMBER_MAX, Criticality, Namespace, Pattern, Policy, PolicySet
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.policy_set import Namespace, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode, limit_at
 

@@ -14,7 +14,10 @@ from typing import Any
 
 import yaml
 
-from limiter.model.policy.policy import SHOWN_MAX, PolicyError, PolicySet, read_policy_set
+from limiter.model.policy.fields.shown import SHOWN_MAX
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import read_policy_set
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
 

@@ -29,7 +29,7 @@ from limiter.model.bucket.operations import (
 )
 from limiter.model.bucket.reservation import Keyring, Reservation
 from limiter.model.policy.limit import policy_of
-from limiter.model.policy.policy import PolicySet
+from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import SettleTally
 from limiter.runtime.told import Done
 from limiter.store.buckets import Buckets

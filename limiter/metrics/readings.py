@@ -8,7 +8,7 @@ from typing import NamedTuple
 from limiter.metrics import catalogue
 from limiter.metrics.catalogue import Definition
 from limiter.model.bucket.expiry import Expiries
-from limiter.model.policy.policy import PolicySet
+from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import CallTally, DecisionTally, Histogram, SettleTally, Unanswered
 
 Labels = tuple[str, ...]

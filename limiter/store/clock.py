@@ -1,4 +1,4 @@
-"""What the store's clock says, without asking it."""
+"""The store's clock: what it answers when it is asked, and what it says without being asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import time
 
 GUESS_MIN_US = 1_577_836_800_000_000
 """The year 2020: a node's clock that is before it is certainly wrong, and calendars have no days before their first."""
+
+
+def time_us(reply: tuple[bytes, bytes]) -> int:
+    """The store's time from its answer to `TIME`: seconds, and microseconds beyond."""
+    seconds, microseconds = reply
+    return int(seconds) * 1_000_000 + int(microseconds)
 
 
 class StoreClock:

@@ -11,6 +11,7 @@ from limiter.model.control.memory import Memory, unpack
 from limiter.model.control.stewardship import Lease
 from limiter.model.policy.limit import policy_of
 from limiter.store import keys
+from limiter.store.clock import time_us
 from limiter.store.keys import Slot
 from limiter.store.layout import read_record, unpack_token
 from limiter.store.link.connect import Link
@@ -127,8 +128,7 @@ class SteeredPage(NamedTuple):
 
 async def now_us(link: Link, *, timeout_s: float = TIMEOUT_S) -> int:
     """The store's time, by which balances are shown."""
-    seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=timeout_s)
-    return int(seconds) * 1_000_000 + int(microseconds)
+    return time_us(await link.call(keys.PROBE, "TIME", timeout_s=timeout_s))
 
 
 async def list_steered(link: Link, query: PageQuery, *, timeout_s: float = TIMEOUT_S) -> SteeredPage:

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from limiter.store.clock import StoreClock
+from limiter.store.clock import StoreClock, time_us
 from limiter.store.errors import StoreError
 from limiter.store.keys import NODES
 from limiter.store.link.connect import Link
@@ -63,8 +63,7 @@ class NodeRegistry:
 
     async def beat(self) -> None:
         """Say that this one lives, and see who else does."""
-        seconds, microseconds = await self._call("TIME")
-        now_us = int(seconds) * 1_000_000 + int(microseconds)
+        now_us = time_us(await self._call("TIME"))
         self._clock.observe(now_us)
         await self._call("ZADD", self._key, now_us, self.name)
         # Also whoever was seen in the future: the store's clock has been set back since.

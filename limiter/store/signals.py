@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
-from redis.exceptions import NoScriptError
-
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link
+from limiter.store.script_calls import run_script
 from limiter.store.scripts import SignalScript
 
 TIMEOUT_S = 1.0
@@ -63,7 +62,4 @@ class Signals:
     async def _report(self, slot: Slot, bucket: str, source: str, loads: Mapping[str, float]) -> None:
         script = self._script
         call = script.call(slot.prefix, bucket, source, loads)
-        try:
-            await self._link.call(slot.prefix, "EVALSHA", script.sha, *call, timeout_s=self._timeout_s)
-        except NoScriptError:
-            await self._link.call(slot.prefix, "EVAL", script.source, *call, timeout_s=self._timeout_s)
+        await run_script(self._link, slot.prefix, script, call, timeout_s=self._timeout_s)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from os import urandom
-from typing import Any, Protocol, TypeVar
-
-from redis.exceptions import NoScriptError
+from typing import Any, TypeVar
 
 from limiter.model.bucket.bucket import Record
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
@@ -19,6 +17,7 @@ from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.layout import STEERED_MAX, LeaseLost, read_record, unpack_reports
 from limiter.store.link.connect import Link
+from limiter.store.script_calls import Loaded, run_script
 from limiter.store.scripts import LeaseScript, Sampled, SampleScript, SteerScript
 
 __all__ = ["Lease", "LeaseLost", "Sampled", "Steer", "SteerStatus", "Steering"]
@@ -29,11 +28,6 @@ READ_MAX = 512
 """Values in one MGET: bounds how long the store is busy with it."""
 
 T = TypeVar("T")
-
-
-class _Script(Protocol):
-    source: bytes
-    sha: bytes
 
 
 class Steering:
@@ -104,11 +98,8 @@ class Steering:
             statuses += self._steer.answers(reply, some)
         return statuses
 
-    async def _run(self, prefix: bytes, script: _Script, call: list[bytes | int]) -> Any:
-        try:
-            return await self._link.call(prefix, "EVALSHA", script.sha, *call, timeout_s=self._timeout_s)
-        except NoScriptError:
-            return await self._link.call(prefix, "EVAL", script.source, *call, timeout_s=self._timeout_s)
+    async def _run(self, prefix: bytes, script: Loaded, call: list[bytes | int]) -> Any:
+        return await run_script(self._link, prefix, script, call, timeout_s=self._timeout_s)
 
     async def _read(self, prefix: bytes, names: Sequence[str], key: Callable[[bytes, str], bytes]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from limiter.model.policy.policy import Mechanism
+from limiter.model.policy.choices import Mechanism
 from loadtest.simulation.picture import picture
 from loadtest.simulation.score import score, work_rates
 from loadtest.simulation.workloads import COMMITTED, WORKLOADS

@@ -11,8 +11,11 @@ from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, BucketAnswer, Charge, Settle, Want
 from limiter.model.control.cycle import ControlParams, Moved, control_params
 from limiter.model.control.stewardship import Steer, steer_bucket
+from limiter.model.policy.choices import Mechanism
+from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import Criticality, Mechanism, Policy, read_policy
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.reading import read_policy
 
 TTL_US = 60_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import nan
 
-from limiter.model.policy.policy import Mechanism
+from limiter.model.policy.choices import Mechanism
 from loadtest.plot import Band, Chart, Line, Panel, render
 from loadtest.simulation.score import work_rates
 from loadtest.simulation.workloads import COMMITTED

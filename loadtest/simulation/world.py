@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from limiter.model.control.cycle import State, step
-from limiter.model.policy.policy import Mechanism
+from limiter.model.policy.choices import Mechanism
 from loadtest.simulation.buckets import Bucket
 from loadtest.simulation.workloads import COMMITTED, Workload
 

@@ -5,7 +5,8 @@ from typing import Any
 from limiter.model.bucket.bucket import Record
 from limiter.model.control.memory import Memory, unpack
 from limiter.model.overload.shedding import Shedding
-from limiter.model.policy.policy import PolicySet, read_policy_set
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.reading import read_policy_set
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.layout import unpack_record

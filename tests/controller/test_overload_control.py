@@ -10,7 +10,8 @@ import pytest
 
 from limiter.model.overload.overload_control import unpack_state
 from limiter.model.policy.criticality import Criticality
-from limiter.model.policy.policy import PolicySet, dump
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.reading import dump
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link

@@ -2,7 +2,7 @@
 
 import pytest
 
-from limiter.model.overload.overload import ResponseTime
+from limiter.model.overload.overload_block import ResponseTime
 from limiter.model.overload.response_time import ResponseTimeParams
 from limiter.model.policy.criticality import RANKS, Criticality
 from loadtest.overload.studies import PACE, TARGET_S

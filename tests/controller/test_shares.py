@@ -6,7 +6,7 @@ import pytest
 
 from limiter.engine.planner import Planner
 from limiter.model.bucket.bucket import share_of
-from limiter.model.policy.policy import PolicySet
+from limiter.model.policy.policy_set import PolicySet
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link

@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from limiter.model.control.cycle import CYCLE_S, WAIT_CYCLES_MAX
-from limiter.model.policy.policy import Mechanism
+from limiter.model.policy.choices import Mechanism
 from loadtest.simulation.score import Score, score, settled_after_s, work_above, work_rates
 from loadtest.simulation.workloads import COMMITTED, WORKLOADS
 from loadtest.simulation.world import LATENCY_S, Point, Run, simulate

@@ -13,7 +13,9 @@ from limiter.engine.errors import UnknownReservation
 from limiter.engine.planner import Planner
 from limiter.engine.policy_file import load_policy_file
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, SettleRequest
-from limiter.model.policy.policy import PolicyError, PolicySet, read_policy
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import read_policy
 from limiter.model.steps import Steps
 from limiter.settings import Settings
 from limiter.store import keys

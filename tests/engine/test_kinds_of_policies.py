@@ -10,7 +10,8 @@ from limiter.engine.decider import Decider
 from limiter.engine.planner import Planner, want
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
-from limiter.model.policy.policy import Criticality, read_policy_set
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.reading import read_policy_set
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.inspect import PageQuery, list_buckets

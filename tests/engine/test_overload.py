@@ -14,7 +14,8 @@ from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Ref
 from limiter.model.bucket.reservation import Signer
 from limiter.model.control.stewardship import Steer, SteerStatus
 from limiter.model.overload.shedding import CLASS_NUMBERS, Shedding, ShedOrder
-from limiter.model.policy.policy import Criticality, read_policy_set
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.reading import read_policy_set
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot

@@ -14,7 +14,9 @@ from limiter.engine.planner import Planner
 from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.matching import Matcher
-from limiter.model.policy.policy import Namespace, Policy, PolicySet, read_policy
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.policy_set import Namespace, PolicySet
+from limiter.model.policy.reading import read_policy
 from limiter.model.steps import AT_ONCE, Steps
 from limiter.store.buckets import Buckets
 from limiter.store.link.connect import open_link

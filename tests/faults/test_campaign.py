@@ -14,7 +14,8 @@ from random import Random
 
 import pytest
 
-from limiter.model.policy.policy import PolicyError, read_policy
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import read_policy
 from loadtest.campaign import __main__ as campaign
 from loadtest.campaign import attacker, customer, documents, wire
 from loadtest.campaign.operations import Described, acquire, batch, policy, settle

@@ -12,7 +12,7 @@ from limiter.model.bucket.bucket import Flags, Params, fresh
 from limiter.model.bucket.contract import AcquireRequest, Granted
 from limiter.model.bucket.operations import Acquire, AcquireStatus, Idempotency, Lot, SettleStatus, Want
 from limiter.model.bucket.reservation import Signer
-from limiter.model.policy.policy import read_policy_set
+from limiter.model.policy.reading import read_policy_set
 from limiter.store import keys, layout
 from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot

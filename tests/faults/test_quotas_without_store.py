@@ -16,7 +16,7 @@ from limiter.engine.engine import Engine, open_engine
 from limiter.engine.errors import NotDecided
 from limiter.model.bucket.contract import AcquireRequest, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
-from limiter.model.policy.policy import read_policy_set
+from limiter.model.policy.reading import read_policy_set
 from limiter.settings import Settings
 from limiter.store.buckets import Buckets
 from limiter.store.link.connect import open_link

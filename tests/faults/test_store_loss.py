@@ -13,7 +13,7 @@ from limiter.engine.decider import Decider
 from limiter.engine.errors import NotDecided
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
-from limiter.model.policy.policy import read_policy_set
+from limiter.model.policy.reading import read_policy_set
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable
 from limiter.store.link.connect import open_link

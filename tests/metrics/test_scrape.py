@@ -20,7 +20,8 @@ from limiter.engine.engine import open_engine
 from limiter.metrics import catalogue
 from limiter.model.bucket.bucket import fresh
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import Namespace, read_policy
+from limiter.model.policy.policy_set import Namespace
+from limiter.model.policy.reading import read_policy
 from limiter.settings import Settings
 from limiter.store import inspect
 from limiter.store.inspect import SlotLook

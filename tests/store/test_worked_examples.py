@@ -8,8 +8,8 @@ import pytest
 from limiter.model.bucket.admission import class_minimum
 from limiter.model.bucket.bucket import Flags
 from limiter.model.bucket.operations import LEARNED, Acquire, AcquireStatus, SettleStatus, Verdict, Want
+from limiter.model.policy.fields.quantity import units
 from limiter.model.policy.period import Period, window_us
-from limiter.model.policy.quantity import units
 from tests.support.operations import (
     DAY_US,
     HOUR_US,

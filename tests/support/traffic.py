@@ -10,7 +10,7 @@ from limiter.engine.decider import Decider
 from limiter.model.bucket.contract import AcquireRequest, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.criticality import Criticality
-from limiter.model.policy.policy import PolicySet
+from limiter.model.policy.policy_set import PolicySet
 from limiter.store.buckets import Buckets
 from limiter.store.link.connect import Link, open_link
 from limiter.store.policies.policies import PolicyStore

@@ -21,7 +21,7 @@ from limiter.model.control.memory import Memory
 from limiter.model.overload.overload_control import unpack_state
 from limiter.model.overload.shedding import CLASSES
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import PolicySet
+from limiter.model.policy.policy_set import PolicySet
 from limiter.model.steps import AT_ONCE, Steps
 from limiter.runtime.pauses import with_pauses
 from limiter.store.errors import StoreError

@@ -16,7 +16,8 @@ from api.data.decode import BadRequest, Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import shown
 from limiter.api_keys import Principal
-from limiter.model.policy.policy import Namespace, is_name
+from limiter.model.policy.fields.kinds import is_name
+from limiter.model.policy.policy_set import Namespace
 from limiter.store.policies.policies import PolicyStore, RevisionConflict, StoredPolicies
 from limiter.store.policies.policy_entries import DEFAULT, AuditEntry, Place
 

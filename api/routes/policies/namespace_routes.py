@@ -9,7 +9,7 @@ from api.data.auth import check_namespace
 from api.routes.openapi import NAMESPACE, NAMESPACE_DELETE, NAMESPACE_PUT, NAMESPACES
 from api.routes.policies.editing import asked_namespace, edit, shown_namespace, tagged
 from api.routes.responses import admit, document_of, engine_of, json_answer, respond
-from limiter.model.policy.policy import read_namespace
+from limiter.model.policy.reading import read_namespace
 from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policies.policy_entries import API, namespace_place
 

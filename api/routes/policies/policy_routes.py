@@ -36,7 +36,11 @@ from api.routes.policies.editing import (
 )
 from api.routes.responses import admit, body_of, checked, document_of, engine_of, json_answer, respond
 from limiter.api_keys import Principal
-from limiter.model.policy.policy import Policy, PolicySet, dump, is_name, policy_set_steps, read_policy
+from limiter.model.numbers import NUMBER_MAX
+from limiter.model.policy.fields.kinds import is_name
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.reading import dump, policy_set_steps, read_policy
 from limiter.model.steps import Steps
 from limiter.runtime.pauses import with_pauses
 from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
@@ -45,7 +49,7 @@ from limiter.store.policies.policy_sets import AppliedSet
 
 router = APIRouter(tags=["policies"])
 
-REVISION_MAX = 2**53
+REVISION_MAX = int(NUMBER_MAX)
 SET_BYTES_MAX = 1_048_576
 """Of a whole set, which is checked in a thread."""
 

@@ -27,7 +27,8 @@ from limiter.model.control.sampling import Counters, Sample
 from limiter.model.control.smoothing import Load, Moments
 from limiter.model.control.steering import CapParams, Reason, cap_params
 from limiter.model.control.value import Value
-from limiter.model.policy.policy import Mechanism, Policy
+from limiter.model.policy.choices import Mechanism
+from limiter.model.policy.policy import Policy
 
 CYCLE_S = 0.1
 WAIT_CYCLES_MAX = 10.0

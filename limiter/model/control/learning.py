@@ -20,8 +20,9 @@ from typing import NamedTuple
 from limiter.model.control.sampling import Sample
 from limiter.model.control.smoothing import Moments, smooth
 from limiter.model.control.value import Value
-from limiter.model.policy import quantity
-from limiter.model.policy.policy import NUMBER_MAX, Policy
+from limiter.model.numbers import NUMBER_MAX
+from limiter.model.policy.fields import quantity
+from limiter.model.policy.policy import Policy
 
 PATIENCE_CYCLES = 3
 STEP_MAX = 2.0

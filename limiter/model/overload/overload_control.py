@@ -30,7 +30,7 @@ from msgspec import MsgspecError, msgpack, to_builtins
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, Record
 from limiter.model.overload import expectations, histogram, response_time, signals, utilisation
 from limiter.model.overload.expectations import ExpectationParams, ExpectationSample, ExpectationState
-from limiter.model.overload.overload import Overload
+from limiter.model.overload.overload_block import Overload
 from limiter.model.overload.response_time import ClassSample, ResponseTimeParams, ResponseTimeSample, ResponseTimeState
 from limiter.model.overload.shedding import CLASSES, QUALITY_FULL, FourFloats, Shedding, ShedOrder
 from limiter.model.overload.signals import Report

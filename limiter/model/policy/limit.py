@@ -18,21 +18,15 @@ from limiter.model.bucket.admission import class_minimum
 from limiter.model.bucket.block import BlockTerms
 from limiter.model.bucket.bucket import BURST_MAX_S, RATE_MAX, Flags, Params
 from limiter.model.bucket.operations import COVERED, LEARNED
+from limiter.model.numbers import NUMBER_MAX
 from limiter.model.overload.expectations import ExpectationParams, expected_ms
 from limiter.model.overload.retries import RetryMeter
-from limiter.model.policy import quantity
+from limiter.model.policy.choices import Admit, Count, Mechanism, OnStoreFailure
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.fields import quantity
+from limiter.model.policy.fields.kinds import rate_per_s, seconds
 from limiter.model.policy.period import window_us
-from limiter.model.policy.policy import (
-    NUMBER_MAX,
-    Admit,
-    Count,
-    Criticality,
-    Mechanism,
-    OnStoreFailure,
-    Policy,
-    rate_per_s,
-    seconds,
-)
+from limiter.model.policy.policy import Policy
 
 QUOTA_MARK = "+quota"
 """Stands behind the policy's name in the names of a quota's buckets: no policy can be called so. A rate and a quota

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from redis.exceptions import NoPermissionError, ResponseError
 
 from limiter.store import keys
+from limiter.store.clock import time_us
 from limiter.store.errors import StoreOutOfMemory, StoreUnsupported
 from limiter.store.link.links import LOOKUP_TIMEOUT_S, ClusterLink, Dialer, SentinelLink, ServerLink
 from limiter.store.link.node import Argument
@@ -102,8 +103,8 @@ async def probe(link: Link, *, timeout_s: float = PROBE_TIMEOUT_S) -> ServerFact
     try:
         now_us = await _run_script(link, timeout_s)
     except StoreOutOfMemory:  # no script that may write runs then; whether it could is for another time
-        seconds, microseconds = await link.call(keys.PROBE, "TIME", timeout_s=timeout_s)
-        return ServerFacts(name, version, int(seconds) * 1_000_000 + int(microseconds), policy, is_out_of_memory=True)
+        now_us = time_us(await link.call(keys.PROBE, "TIME", timeout_s=timeout_s))
+        return ServerFacts(name, version, now_us, policy, is_out_of_memory=True)
     return ServerFacts(name, version, now_us, policy)
 
 

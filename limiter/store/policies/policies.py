@@ -17,14 +17,18 @@ from itertools import islice
 from os import urandom
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
-from limiter.model.policy.policy import Namespace, Policy, PolicyError, PolicySet, read_policy
+from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import ANY, CHANGES_MAX, ENTRIES_MAX, Action, Applied, ApplyStatus, Call, Change
+from limiter.model.policy.policy_set import Namespace, PolicySet
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import read_policy
 from limiter.model.steps import Steps
 from limiter.runtime.pauses import with_pauses
 from limiter.store import keys
 from limiter.store.batcher import CALL_LIFETIME_US
+from limiter.store.clock import time_us
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
 from limiter.store.inspect import CursorError
 from limiter.store.layout import CallExpired
@@ -47,6 +51,7 @@ from limiter.store.policies.policy_entries import (
 )
 from limiter.store.policies.policy_layout import REVISION, unpack_logged
 from limiter.store.policies.policy_sets import AppliedSet, OnForeign, OwnedByOthers, plan_set, texts_of
+from limiter.store.script_calls import run_script
 from limiter.store.scripts import PoliciesScript
 
 log = logging.getLogger(__name__)
@@ -405,17 +410,14 @@ class PolicyStore:
         deadline_s = loop.time() + self._timeout_s
         call_id = b2a_base64(urandom(12), newline=False)
         call = Call(changes, who, action, life=call_id[:8], expected=expected, owner=owner)
-        command: tuple[bytes | str, bytes] = ("EVALSHA", self._script.sha)
         arguments: list[bytes | int] | None = None
         while True:
             left_s = max(0.0, deadline_s - loop.time())
             try:
                 if arguments is None:
                     arguments = await self._arguments(call_id, call, timeout_s=left_s)
-                reply = await self._link.call(keys.POLICIES, *command, *arguments, timeout_s=left_s / 2)
+                reply = await run_script(self._link, keys.POLICIES, self._script, arguments, timeout_s=left_s / 2)
                 return self._script.answer(reply)
-            except NoScriptError:
-                command = ("EVAL", self._script.source)
             except CallExpired:
                 arguments = None
             except StoreOutOfMemory:
@@ -429,8 +431,8 @@ class PolicyStore:
 
     async def _arguments(self, call_id: bytes, call: Call, *, timeout_s: float) -> list[bytes | int]:
         """KEYS and ARGV, with an expiry by the store's clock: a copy that comes late must do nothing."""
-        seconds, microseconds = await self._link.call(keys.POLICIES, "TIME", timeout_s=timeout_s)
-        expires_us = int(seconds) * 1_000_000 + int(microseconds) + CALL_LIFETIME_US
+        now_us = time_us(await self._link.call(keys.POLICIES, "TIME", timeout_s=timeout_s))
+        expires_us = now_us + CALL_LIFETIME_US
         return self._script.call(call_id, call, expires_us=expires_us)
 
 

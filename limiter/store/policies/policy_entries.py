@@ -10,8 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, NamedTuple
 
-from limiter.model.policy.policy import Namespace, Policy, PolicyError, dump, is_name, read_namespace, read_policy
+from limiter.model.policy.fields.kinds import is_name
+from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import ENTRY_BYTES_MAX, Action, Entry, Logged
+from limiter.model.policy.policy_set import Namespace
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import dump, read_namespace, read_policy
 from limiter.store.policies.policy_layout import unpack_entry
 
 API = "api"

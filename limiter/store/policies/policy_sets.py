@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from limiter.model.policy.policy import Namespace, Policy, PolicySet, dump
+from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import Change
+from limiter.model.policy.policy_set import Namespace, PolicySet
+from limiter.model.policy.reading import dump
 from limiter.model.steps import Steps
 from limiter.store.policies.policy_entries import (
     API,

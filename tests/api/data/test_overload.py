@@ -10,7 +10,7 @@ from limiter.engine.policy_file import load_policy_file
 from limiter.model.control.stewardship import Steer, SteerStatus
 from limiter.model.overload.shedding import ShedOrder
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import read_policy_set
+from limiter.model.policy.reading import read_policy_set
 from limiter.store import layout
 from tests.api.data.test_lanes_agree import CUSTOMER, normal
 from tests.support.live import LANES, Lane, LiveApi, ask, exchange, request

@@ -12,7 +12,8 @@ from api.data import decode, json_text
 from api.data.decode import BadRequest
 from api.data.render import failure
 from api.routes import responses
-from limiter.model.policy.policy import PolicyError, read_namespace, read_policy
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import read_namespace, read_policy
 from tests.support.hostile import BODIES, Make
 from tests.support.live import LiveApi, Reply, Wire, request, statuses
 

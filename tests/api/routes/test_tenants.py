@@ -12,7 +12,7 @@ import pytest
 
 from api.routes.policies.editing import OVERTAKEN_MAX
 from limiter.api_keys import new_key
-from limiter.model.policy.policy import read_policy
+from limiter.model.policy.reading import read_policy
 from limiter.store.policies.policies import PolicyStore
 from tests.support.live import Lane, LiveApi, live, without_id
 from tests.support.servers import Server

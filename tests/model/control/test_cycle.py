@@ -11,7 +11,7 @@ from msgspec import msgpack
 from limiter.model.bucket.bucket import Flags, Record, fresh
 from limiter.model.control.cycle import HELD, WAIT_CYCLES_MAX, ControlParams, Moved, State, control_params, step
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import read_policy
+from limiter.model.policy.reading import read_policy
 
 CYCLE_US = 100_000
 

@@ -19,7 +19,7 @@ from limiter.model.control.learning import (
 )
 from limiter.model.control.sampling import Sample
 from limiter.model.control.smoothing import Moments, gather
-from limiter.model.policy.policy import read_policy
+from limiter.model.policy.reading import read_policy
 
 MEAN = LearningParams()
 

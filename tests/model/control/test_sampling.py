@@ -11,7 +11,7 @@ from msgspec import structs
 from limiter.model.bucket.bucket import Record, fresh
 from limiter.model.control.sampling import STALE_S, Counters, Sample, difference, read
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import read_policy
+from limiter.model.policy.reading import read_policy
 
 BUCKET = fresh(Limit(read_policy({"name": "p", "rate": 100})).params(0), 0)
 BEFORE = Counters(1e6, 100.0, 80.0, 20.0, 80.0, 300.0, 2000.0, 75.0, 5.0)

@@ -11,7 +11,7 @@ from limiter.model.bucket.bucket import fresh
 from limiter.model.control.smoothing import Load
 from limiter.model.control.steering import STEP_MAX, CapParams, Reason, Rule, bounded, cap_params, start, step
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import read_policy
+from limiter.model.policy.reading import read_policy
 
 PARAMS = CapParams(smallest_work=0.01)
 REJECTING = 0.2

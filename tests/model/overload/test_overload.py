@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.model.overload.expectations import ExpectationParams, Mode
-from limiter.model.overload.overload import Expectations, Overload, ResponseTime, Utilisation
+from limiter.model.overload.overload_block import Expectations, Overload, ResponseTime, Utilisation
 from limiter.model.overload.response_time import ResponseTimeParams
 from limiter.model.overload.utilisation import UtilisationParams
 from limiter.model.policy.criticality import RANKS, Criticality
-from limiter.model.policy.policy import PolicyError, dump, read_policy
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import dump, read_policy
 
 
 def overload(**parts: object) -> Overload:

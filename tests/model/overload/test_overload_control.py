@@ -7,7 +7,7 @@ import pytest
 
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, Flags, Params, Record, fresh, histogram_step
 from limiter.model.overload import expectations, response_time
-from limiter.model.overload.overload import Overload
+from limiter.model.overload.overload_block import Overload
 from limiter.model.overload.overload_control import (
     OverloadParams,
     OverloadState,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from limiter.engine.planner import Planner
 from limiter.model.policy.criticality import Classes, Criticality, class_of, lowest
-from limiter.model.policy.policy import read_policy_set
+from limiter.model.policy.reading import read_policy_set
 
 C, CP, SP, S = Criticality.CRITICAL, Criticality.CRITICAL_PLUS, Criticality.SHEDDABLE_PLUS, Criticality.SHEDDABLE
 

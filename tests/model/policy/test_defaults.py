@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from limiter.model.policy.policy import PROBLEMS_MAX, PolicyError, dump, read_policy_set
+from limiter.model.policy.problems import PROBLEMS_MAX, PolicyError
+from limiter.model.policy.reading import dump, read_policy_set
 
 
 def filled(defaults: dict[str, Any], *policies: dict[str, Any]) -> list[dict[str, Any]]:

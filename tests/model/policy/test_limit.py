@@ -11,8 +11,11 @@ from limiter.model.bucket.admission import part_of_minimum
 from limiter.model.bucket.bucket import Flags, fresh
 from limiter.model.bucket.decision import refusal
 from limiter.model.bucket.operations import Acquire, BucketAnswer, Verdict
+from limiter.model.numbers import NUMBER_MAX
+from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import NUMBER_MAX, Criticality, PolicyError, read_policy, read_policy_set
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import read_policy, read_policy_set
 from limiter.store.buckets import check_acquire
 from limiter.store.clock import StoreClock
 

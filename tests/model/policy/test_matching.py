@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from limiter.model.policy import matching
 from limiter.model.policy.matching import AnyOf, Matcher, Networks, Pattern, most_specific, pattern_matches, specificity
-from limiter.model.policy.policy import Policy, read_policy
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.reading import read_policy
 
 
 class Named:

@@ -8,21 +8,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from limiter.model.policy import quantity
+from limiter.model.policy.choices import Mechanism, OnStoreFailure
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.fields import quantity
+from limiter.model.policy.fields.kinds import rate_per_s
 from limiter.model.policy.limit import Limit
-from limiter.model.policy.policy import (
-    Criticality,
-    Mechanism,
-    Namespace,
-    OnStoreFailure,
-    Policy,
-    PolicyError,
-    dump,
-    rate_per_s,
-    read_namespace,
-    read_policy,
-    read_policy_set,
-)
+from limiter.model.policy.policy import Policy
+from limiter.model.policy.policy_set import Namespace
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import dump, read_namespace, read_policy, read_policy_set
 
 
 def problems(**fields: object) -> list[str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from limiter.engine.policy_file import FILE_BYTES_MAX, load_policy_file
-from limiter.model.policy.policy import PolicyError, PolicySet
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.problems import PolicyError
 
 ROOT = Path(__file__).resolve().parents[3]
 BAD = sorted((Path(__file__).parent / "policies" / "bad").glob("*.yaml"))

@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 from redis.exceptions import NoScriptError, ResponseError
 
 from limiter.model.policy import policy_log
-from limiter.model.policy.policy import (
-    Policy,
-    PolicyError,
-    PolicySet,
-    dump,
-    read_namespace,
-    read_policy,
-    read_policy_set,
-)
+from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import ACTIONS, ANY, Applied, ApplyStatus, Call, Change, Entry, Logged, PolicyLog
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.problems import PolicyError
+from limiter.model.policy.reading import dump, read_namespace, read_policy, read_policy_set
 from limiter.store import keys
 from limiter.store.errors import StoreError, StoreOutOfMemory, StoreUnavailable
 from limiter.store.inspect import CursorError

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from limiter.model.policy.policy import Policy, PolicySet, dump, read_namespace, read_policy, read_policy_set
+from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import Action, Logged
+from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.reading import dump, read_namespace, read_policy, read_policy_set
 from limiter.store import keys
 from limiter.store.link.connect import Link, open_link
 from limiter.store.policies import policies

@@ -1,6 +1,6 @@
 """What the parts of a policy share: how a value is refused, and the plain kinds of number.
 
-A refusal says what is allowed; `limiter.model.policy.policy` adds the policy, the field and what was found.
+A refusal says what is allowed; `limiter.model.policy.problems` adds the policy, the field and what was found.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from typing import Annotated, TypeGuard
 from pydantic import BeforeValidator, ConfigDict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from limiter.model.policy import quantity
+from limiter.model.numbers import LEAST, NUMBER_MAX
+from limiter.model.policy.fields import quantity
 
-NUMBER_MAX = 2.0**53
-LEAST = 1e-9
-"""What is smaller would vanish when it is multiplied; nobody means it."""
 TIMELESS = ("", "%")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.model.policy.quantity import ALLOWED, parse, units
+from limiter.model.policy.fields.quantity import ALLOWED, parse, units
 
 
 @pytest.mark.parametrize(

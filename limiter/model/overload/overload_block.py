@@ -14,12 +14,13 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_validator
 
+from limiter.model.numbers import LEAST
 from limiter.model.overload.expectations import THROTTLE_MAX, ExpectationParams, Mode
 from limiter.model.overload.response_time import ResponseTimeParams
 from limiter.model.overload.utilisation import UtilisationParams
-from limiter.model.policy import quantity
 from limiter.model.policy.criticality import RANKS, Criticality, Ranks, shed_order
-from limiter.model.policy.fields import LEAST, STRICT, Positive, amount, is_number, is_stored, refuse
+from limiter.model.policy.fields import quantity
+from limiter.model.policy.fields.refusals import STRICT, Positive, amount, is_number, is_stored, refuse
 
 WINDOW_INTERVALS_MAX = 100
 SIGNALS_MAX = 32

@@ -1,0 +1,1 @@
+"""What may be written into a field of a policy: amounts, names, patterns, times; and how it is refused."""

@@ -1,0 +1,222 @@
+"""The kinds of fields: what each may hold, and what is allowed where it does not. Amounts stay as they were written."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from limiter.model.bucket.block import AFTER_MAX
+from limiter.model.numbers import LEAST, NUMBER_MAX
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.fields import quantity
+from limiter.model.policy.fields.patterns import LISTED_MAX, PATTERN_MAX, is_text
+from limiter.model.policy.fields.refusals import amount, is_number, is_stored, refuse
+from limiter.model.policy.fields.shown import DIMENSION_NAME
+from limiter.model.policy.period import Period
+from limiter.model.policy.period import parse as parse_period
+
+DIMENSIONS_MAX = 32
+PARTITIONS_MAX = 1024
+DESCRIPTION_MAX = 1000
+ZONE_MAX = 64
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RATE = re.compile(
+    r"(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)(?: ?/ ?(?P<unit>s|m|h|d))?", re.IGNORECASE
+)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def is_name(value: str) -> bool:
+    """Whether a policy or a namespace can be called so."""
+    return _NAME.fullmatch(value) is not None
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise refuse("a name of 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    return value
+
+
+def _dimension(value: object) -> str:
+    if not isinstance(value, str) or not DIMENSION_NAME.fullmatch(value):
+        raise refuse("the name of a dimension: 1 to 64 letters, digits, '_', '.' or '-', not beginning with a digit")
+    return value
+
+
+def _value(value: object) -> str:
+    if not is_text(value, longest=PATTERN_MAX):
+        raise refuse(f"a value of the dimension: text of at most {PATTERN_MAX} characters (a number in quotes)")
+    return value
+
+
+def _description(value: object) -> str:
+    if not is_text(value, longest=DESCRIPTION_MAX):
+        raise refuse(f"text of at most {DESCRIPTION_MAX} characters")
+    return value
+
+
+def rate_per_s(value: float | str) -> float:
+    """Units a second, from `100`, `100/s`, `6000/m`, `1000/h` or `5000/d`; NaN if it is none of these."""
+    if isinstance(value, str):
+        match = _RATE.fullmatch(value.strip())
+        return float(match["number"]) / _SECONDS[(match["unit"] or "s").lower()] if match else math.nan
+    return float(value)
+
+
+def _rate(value: object) -> float | str:
+    number = rate_per_s(value) if isinstance(value, str) else value
+    if not (is_number(number) and number >= LEAST):
+        raise refuse("a positive number of units a second, or one with its time: 100/s, 6000/m, 1000/h, 5000/d")
+    return value if isinstance(value, str) else number
+
+
+def _capacity(value: object) -> float | str:
+    return amount(value, f"more than nothing: {quantity.ALLOWED}", least=LEAST)
+
+
+def _burst(value: object) -> float | str:
+    allowed = "more than nothing: a number of requests (3), a time at the cap (100ms) or a share of a second's (10%)"
+    return amount(value, allowed, least=LEAST)
+
+
+def _initial(value: object) -> float | str:
+    if value == "C" or value == "C/F":
+        return value
+    allowed = "'C', 'C/F', a share of the rate (30%) or a positive number of requests a second"
+    return amount(value, allowed, least=LEAST, timeless=True)
+
+
+def _debt(value: object) -> float | str:
+    return amount(value, f"nothing or more: {quantity.ALLOWED}", least=0.0)
+
+
+def _reserve(value: object) -> float | str:
+    allowed = (
+        "a number of units (50), a time at the rate (500ms) or a share of the capacity (50%); below zero to borrow"
+    )
+    return amount(value, allowed, least=-NUMBER_MAX)
+
+
+def _threshold(value: object) -> float | str:
+    return amount(value, "a number of units (2) or a share of the charge (10%)", least=0.0, timeless=True)
+
+
+def _minimum(value: object) -> float:
+    if not is_number(value):
+        raise refuse("a number; below zero to let requests borrow")
+    return float(value)
+
+
+def _charge(value: object) -> float | Literal["learned"]:
+    if value == "learned":
+        return "learned"
+    if not (is_number(value) and value >= 0):
+        raise refuse("a number of units, zero or more, or 'learned'")
+    return float(value)
+
+
+def _after(value: object) -> float:
+    if not (is_number(value) and 1 <= value <= AFTER_MAX and float(value).is_integer()):
+        raise refuse(f"a whole number of refusals from 1 to {AFTER_MAX}")
+    return float(value)
+
+
+def seconds(value: float | str) -> float:
+    """A time in seconds, from `90`, `90s`, `10m`, `1h` or `1d`; NaN if it is none of these."""
+    try:
+        return math.nan if quantity.parse(value)[1] == "%" else quantity.units(value, rate=1.0)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def seconds_up_to(longest_s: float, longest: str) -> BeforeValidator:
+    """A time of at least a second."""
+
+    def check(value: object) -> float | str:
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or not 1 <= seconds(value) <= longest_s:
+            raise refuse(f"a time from 1s to {longest}: seconds (90), or 90s, 10m, 1h")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _weight(value: object) -> float:
+    if not (is_number(value) and value >= 0):
+        raise refuse("a number, zero or more")
+    return float(value)
+
+
+def _partitions(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= PARTITIONS_MAX:
+        raise refuse(f"a whole number from 1 to {PARTITIONS_MAX}")
+    return value
+
+
+def _zone(value: object) -> str:
+    try:
+        # A long name is not looked up: it would be imported, part by part, until Python has had enough.
+        if isinstance(value, str) and len(value) <= ZONE_MAX:
+            return ZoneInfo(value).key
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    raise refuse("the name of a time zone, such as UTC or Europe/Berlin")
+
+
+def _period(value: object) -> str:
+    if not isinstance(value, str) or parse_period(value) is None:
+        names = ", ".join(Period)
+        raise refuse(f"{names}, or a multiple that divides an hour or a day evenly: 15m, 6h")
+    return value
+
+
+def _billing_day(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 31:
+        raise refuse("a day of the month from 1 to 31; a shorter month has its last day instead")
+    return value
+
+
+def _unique(values: list[str]) -> list[str]:
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise refuse("each dimension once", found=f"{twice!r} twice")
+    return values
+
+
+Name = Annotated[str, BeforeValidator(_name)]
+Dimension = Annotated[str, BeforeValidator(_dimension)]
+Value = Annotated[str, BeforeValidator(_value)]
+Description = Annotated[str, BeforeValidator(_description)]
+Rate = Annotated[float | str, BeforeValidator(_rate)]
+Capacity = Annotated[float | str, BeforeValidator(_capacity)]
+Burst = Annotated[float | str, BeforeValidator(_burst)]
+Initial = Annotated[float | str, BeforeValidator(_initial)]
+Debt = Annotated[float | str, BeforeValidator(_debt)]
+Reserve = Annotated[float | str, BeforeValidator(_reserve)]
+Threshold = Annotated[float | str, BeforeValidator(_threshold)]
+Minimum = Annotated[float, BeforeValidator(_minimum)]
+Charge = Annotated[float | Literal["learned"], BeforeValidator(_charge)]
+Refusals = Annotated[float, BeforeValidator(_after)]
+Weight = Annotated[float, BeforeValidator(_weight)]
+Partitions = Annotated[int, BeforeValidator(_partitions)]
+QuotaPeriod = Annotated[str, BeforeValidator(_period)]
+BillingDay = Annotated[int, BeforeValidator(_billing_day)]
+Zone = Annotated[str, BeforeValidator(_zone)]
+Dimensions = Annotated[list[Dimension], Field(max_length=DIMENSIONS_MAX), AfterValidator(_unique)]
+
+
+def _filled(table: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    if not table and not is_stored(info):
+        raise refuse("at least one value of the dimension", found="none")
+    return table
+
+
+WeightTable = Annotated[dict[Value, Weight], AfterValidator(_filled)]
+RateTable = Annotated[dict[Value, Rate], Field(max_length=LISTED_MAX), AfterValidator(_filled)]
+ClassTable = Annotated[
+    dict[Value, Annotated[Criticality, Field(strict=False)]], Field(max_length=LISTED_MAX), AfterValidator(_filled)
+]
