@@ -93,6 +93,7 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.engine, app.state.plane, app.state.settings, app.state.metrics = engine, plane, settings, metrics
     app.state.sets = asyncio.Lock()  # whoever checks a whole set of policies holds it

@@ -19,7 +19,7 @@ READ_BY_USERS = sorted(
 )
 
 _ID = r"(?:F-)?[WRQSGPBLTVNH][1-9]\d?"
-_CITED = re.compile(rf"(?<![\w%#-])({_ID})(?:(?: to |–)({_ID}))?(?![\w-])(?!\.\d)")
+CITED = re.compile(rf"(?<![\w%#-])({_ID})(?:(?: to |–)({_ID}))?(?![\w-])(?!\.\d)")
 _PROMISES = re.compile(r"\b[Pp]romises? (\d+)(?:(?:,| and) (\d+))*")
 _NAMED = re.compile(r"def test_((?:(?:to_)?(?:f_)?[wrqsgpbltvnh][1-9]\d?_)+)")
 _DEFINED = re.compile(rf"^(?:- |\| |\d+\. )\*\*({_ID}|Promise \d+)\.?\*\*", re.MULTILINE)
@@ -53,7 +53,7 @@ def between(first: str, last: str) -> Iterator[str]:
 
 def cited(text: str) -> Iterator[str]:
     """The ids in a text: in words, in the names of tests, and promises by number."""
-    for first, last in _CITED.findall(text):
+    for first, last in CITED.findall(text):
         yield from between(first, last or first)
     for found in _NAMED.findall(text):
         yield from (id_.upper() for id_ in found.replace("f_", "f-").strip("_").split("_") if id_ != "to")
@@ -88,4 +88,4 @@ def test_every_id_that_is_defined_has_a_test_or_is_open() -> None:
 
 @pytest.mark.parametrize("page", READ_BY_USERS, ids=name_of)
 def test_no_page_for_users_cites_an_id(page: Path) -> None:
-    assert set(_CITED.findall(text_of(page))) == set()
+    assert set(CITED.findall(text_of(page))) == set()

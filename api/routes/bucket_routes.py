@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
+from api.routes.answers import Bucket, BucketPage, OverloadState
 from api.routes.openapi import BUCKETS
 from api.routes.pages import Page, placed
 from api.routes.responses import admit, engine_of, json_answer, respond
@@ -19,21 +18,18 @@ router = APIRouter(tags=["buckets"])
 
 @router.get("/v1/buckets", **BUCKETS)
 async def list_buckets(request: Request, query: Page) -> Response:
-    """A page of the buckets in one partition; the next one with its `cursor`, until that is empty.
+    """Return a page of the live buckets in one partition. Ask for the next page with its `cursor`, until that is empty.
 
-    Names are as in the store: policy, then the values of its key, percent-encoded.
+    A bucket's name is its policy, then the values of its key, percent-encoded, as in the store.
     """
     query = placed(query, admit(request, "view"))
     engine = engine_of(request)
     link = engine.link
     now_us = await inspect.now_us(link)
     page = await inspect.list_buckets(link, query)
-    document = {
+    document: BucketPage = {
         "buckets": [
-            {
-                "namespace": query.namespace,
-                **_shown(name, record, now_us, engine.decider.planner.find(query.namespace, name)),
-            }
+            _shown(query.namespace, name, record, now_us, engine.decider.planner.find(query.namespace, name))
             for name, record in page.buckets
         ],
         "cursor": page.cursor,
@@ -42,12 +38,13 @@ async def list_buckets(request: Request, query: Page) -> Response:
     return respond(json_answer(document))
 
 
-def _shown(name: str, record: Record, now_us: int, limit: Limit | None) -> dict[str, Any]:
+def _shown(namespace: str, name: str, record: Record, now_us: int, limit: Limit | None) -> Bucket:
     """A bucket as it would be found now."""
     refill(record, now_us)
     counts_requests = record.counts_requests or (limit is not None and limit.counts)
     ended = record.is_quota and now_us >= record.rate
-    return {
+    bucket: Bucket = {
+        "namespace": namespace,
         "bucket": name,
         "policy": policy_of(name),
         "mechanism": "quota" if record.is_quota else "requests" if counts_requests else "work",
@@ -62,11 +59,13 @@ def _shown(name: str, record: Record, now_us: int, limit: Limit | None) -> dict[
         "work_settled": record.work_settled,
         "settles": record.settles,
         "uncollected": record.uncollected,
-        **({} if record.shedding is None else {"overload": _shown_shedding(record.shedding)}),
     }
+    if record.shedding is not None:
+        bucket["overload"] = _shown_shedding(record.shedding)
+    return bucket
 
 
-def _shown_shedding(known: Shedding) -> dict[str, Any]:
+def _shown_shedding(known: Shedding) -> OverloadState:
     """What overload control does to a bucket, and to whom."""
     return {
         "quality": known.quality,

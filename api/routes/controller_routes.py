@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
-import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import to_builtins
 
+from api.routes.answers import ControllerPage, Owner, SteeredBucket
 from api.routes.openapi import CONTROLLER
 from api.routes.pages import Page, placed
 from api.routes.responses import admit, engine_of, json_answer, respond
@@ -18,19 +19,21 @@ router = APIRouter(tags=["controller"])
 
 
 @router.get("/v1/controller", **CONTROLLER)
-async def show_controller(request: Request, query: Page) -> Response:
-    """Who steers a partition, and a page of its steered buckets with the reasoning of their last cycles.
+async def get_controller(request: Request, query: Page) -> Response:
+    """Return who steers a partition, and a page of its steered buckets with the reasoning of their last cycles.
 
-    The next page comes with its `cursor`, until that is empty. What the controller keeps is about a second old.
+    Ask for the next page with its `cursor`, until that is empty. The reasoning may be about a second old.
     """
     query = placed(query, admit(request, "view"))
     link = engine_of(request).link
     now_us = await inspect.now_us(link)
     page = await inspect.list_steered(link, query)
-    document = {
+    document: ControllerPage = {
         "owner": _shown(page.owner),
         "buckets": [
-            {"namespace": query.namespace, **msgspec.to_builtins(reasoning(name, record, memory, now_us))}
+            cast(
+                "SteeredBucket", {"namespace": query.namespace, **to_builtins(reasoning(name, record, memory, now_us))}
+            )
             for name, record, memory in page.buckets
         ],
         "cursor": page.cursor,
@@ -39,7 +42,7 @@ async def show_controller(request: Request, query: Page) -> Response:
     return respond(json_answer(document))
 
 
-def _shown(owner: Lease | None) -> dict[str, Any] | None:
+def _shown(owner: Lease | None) -> Owner | None:
     if owner is None:
         return None
     name = owner.owner.decode("utf-8", "backslashreplace")

@@ -14,21 +14,21 @@ router = APIRouter(tags=["data plane"])
 
 @router.post("/v1/acquire", **ACQUIRE)
 async def acquire(request: Request) -> Response:
-    """Ask before working. Charges an estimate on every policy that covers the descriptor, or on none."""
+    """Ask before the work. Either every policy that covers the descriptor admits and charges it, or none is charged."""
     body = await body_of(request)
     return respond(await plane_of(request).answer(b"/v1/acquire", _headers(request), body))
 
 
 @router.post("/v1/settle", **SETTLE)
 async def settle(request: Request) -> Response:
-    """Tell what the work really cost: in all, or (`final: false`) so far. Safe to repeat."""
+    """Report what the work really cost, or with `final: false` the work so far. Safe to repeat."""
     body = await body_of(request)
     return respond(await plane_of(request).answer(b"/v1/settle", _headers(request), body))
 
 
 @router.post("/v1/batch", **BATCH)
 async def batch(request: Request) -> Response:
-    """Up to 1000 acquires and settles, answered in order, each as its own call would have been."""
+    """Send up to 1000 acquires and settles. Results come in order, each as the single call would be answered."""
     body = await body_of(request)
     return respond(await plane_of(request).answer(b"/v1/batch", _headers(request), body))
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from api.data.answer import PROBLEM
 from api.data.render import REDUCED_CAPACITY, REDUCED_CAPACITY_TITLE
+from api.routes.answers import Health, NotReady, Readiness
 from api.routes.openapi import HEALTH, READY
 from api.routes.responses import engine_of, json_answer, respond
 
@@ -14,19 +15,21 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", **HEALTH)
-async def healthz() -> Response:
-    """Whether the process is alive."""
-    return respond(json_answer({"status": "ok"}))
+async def get_health() -> Response:
+    """Return 200 while the process is alive, whatever the store does."""
+    alive: Health = {"status": "ok"}
+    return respond(json_answer(alive))
 
 
 @router.get("/readyz", **READY)
-async def readyz(request: Request) -> Response:
-    """Whether this node should get traffic, and if not, why; and what an operator should change."""
+async def get_readiness(request: Request) -> Response:
+    """Return whether this node should get traffic, the reasons if not, and warnings for operators."""
     engine = engine_of(request)
     reasons, warnings = engine.troubles(), engine.warnings()
     if not reasons:
-        return respond(json_answer({"status": "ready", "warnings": warnings}))
-    problem = {
+        ready: Readiness = {"status": "ready", "warnings": warnings}
+        return respond(json_answer(ready))
+    problem: NotReady = {
         "type": REDUCED_CAPACITY,
         "title": REDUCED_CAPACITY_TITLE,
         "status": 503,

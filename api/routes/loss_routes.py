@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from api.data.auth import audit, refuse
+from api.routes import answers
+from api.routes.answers import LossAcknowledged, LossStatus
 from api.routes.openapi import LOSS, LOSS_ACKNOWLEDGE
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.api_keys import Principal
@@ -18,11 +19,11 @@ router = APIRouter(tags=["store"])
 
 
 @router.get("/v1/store/loss", **LOSS)
-async def show_loss(request: Request) -> Response:
-    """Whether the store lost its policies, and which; until somebody acknowledges it, whoever asks, at every node."""
+async def get_store_loss(request: Request) -> Response:
+    """Return whether the store lost its policies, and which. Every node reports a loss until it is acknowledged."""
     principal = admit(request, "view")
     found, seen = await losses.read(engine_of(request).link)
-    document: dict[str, Any] = {"lost": found is not None}
+    document: LossStatus = {"lost": found is not None}
     if found is not None:
         document["loss"] = _shown(found, principal)
     if seen is not None:
@@ -31,8 +32,8 @@ async def show_loss(request: Request) -> Response:
 
 
 @router.post("/v1/store/loss/acknowledge", **LOSS_ACKNOWLEDGE)
-async def acknowledge_loss(request: Request) -> Response:
-    """Say that the loss was seen: no node warns of it any more."""
+async def acknowledge_store_loss(request: Request) -> Response:
+    """Acknowledge a loss of policies, so that nodes stop warning of it."""
     principal = admit(request, "manage")
     if principal.namespace is not None:
         refuse(principal, "acknowledge a loss, which is of all namespaces")
@@ -42,10 +43,11 @@ async def acknowledge_loss(request: Request) -> Response:
             "acknowledged: key %s has seen that the store lost its policies (times: %d; revision %d before, %d after)",
             principal.name, len(found.times), found.before, found.after,
         )  # fmt: skip
-    return respond(json_answer({"acknowledged": found is not None}))
+    document: LossAcknowledged = {"acknowledged": found is not None}
+    return respond(json_answer(document))
 
 
-def _shown(loss: Loss, principal: Principal) -> dict[str, Any]:
+def _shown(loss: Loss, principal: Principal) -> answers.Loss:
     seen = [place for place in loss.policies if principal.namespace in (None, place[0])]
     return {
         "when": _when(loss.when_us),

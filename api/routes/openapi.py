@@ -1,4 +1,4 @@
-"""The OpenAPI document: schemas made from the structs that decode and encode, so that it is true, and examples."""
+"""The OpenAPI document: schemas from the types that decode and encode, so that it is true, with words and examples."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import PlainTextResponse
 
 from api.data.decode import BatchRequest
 from api.data.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
+from api.routes.answers import ANSWERS
+from api.routes.field_texts import FIELD_TEXTS, SCHEMA_TEXTS
+from api.routes.policy_texts import POLICY_TEXTS
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest, SignalsTaken
 from limiter.model.numbers import NUMBER_MAX
 from limiter.model.policy.policy import Policy
@@ -18,7 +22,7 @@ from limiter.model.policy.policy_set import Namespace
 REF = "#/components/schemas/{name}"
 STRUCTS = [
     AcquireRequest, SettleRequest, BatchRequest, SignalRequest, GrantedAnswer, RefusedAnswer, SettledAnswer,
-    SignalsTaken, Problem,
+    SignalsTaken, Problem, *ANSWERS,
 ]  # fmt: skip
 
 
@@ -37,8 +41,19 @@ def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(_schemas())
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
+    scheme = "An API key, where keys are configured: `Authorization: Bearer <key>`."
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": scheme}}
+    for name in ("HTTPValidationError", "ValidationError"):  # the framework's own, which no route answers
+        components["schemas"].pop(name, None)
     document["security"] = [{"key": []}, {}]
+    for path, operations in document["paths"].items():
+        thing = "namespace" if "namespaces" in path else "policy"
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    parameter["description"] = f"The name of the {thing}."
+    for content in document["paths"]["/v1/policies/{name}"]["patch"]["requestBody"]["content"].values():
+        content["example"] = _PATCH  # put in here, as the framework drops every null
     return document
 
 
@@ -47,8 +62,35 @@ def _schemas() -> dict[str, Any]:
     policy = Policy.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
     schemas.update(policy.pop("$defs", {}))
     schemas["Policy"] = policy
-    schemas["Namespace"] = Namespace.model_json_schema()
-    return schemas
+    schemas["Namespace"] = Namespace.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas["Namespace"].pop("$defs", None)  # among those of a policy
+    schemas["PolicySetRequest"] = _SET
+    schemas["RollbackRequest"] = _ROLLBACK_BODY
+    schemas["BatchResult"] = _BATCH_RESULT
+    schemas["BatchAnswer"] = _BATCH_ANSWER
+    for name in ("PolicyList", "NamespaceList"):
+        schemas[name]["properties"]["namespaces"]["additionalProperties"] = _ref("Namespace")
+    schemas["PolicyList"]["properties"]["policies"]["items"] = _ref("Policy")
+    return {name: _explained(name, schema) for name, schema in schemas.items()}
+
+
+def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with what it and each of its fields mean, and an example of each, in the order they are explained."""
+    if name in SCHEMA_TEXTS:
+        schema = schema | {"description": SCHEMA_TEXTS[name]}
+    texts = POLICY_TEXTS.get(name) or FIELD_TEXTS.get(name, {})
+    known = schema.get("properties", {})
+    fields = {
+        field: known[field] | {"description": _sentence(meaning), "examples": [example]}
+        for field, (meaning, example) in texts.items()
+        if field in known
+    }
+    return schema | {"properties": fields | {f: s for f, s in known.items() if f not in fields}} if known else schema
+
+
+def _sentence(meaning: str) -> str:
+    """The words of a table's cell as a sentence."""
+    return meaning[:1].upper() + meaning[1:].removesuffix(".") + "."
 
 
 def _ref(name: str) -> dict[str, str]:
@@ -61,9 +103,8 @@ def _body(name: str, **examples: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _answer(description: str, name: str | None, example: Any = None) -> dict[str, Any]:
-    schema = _ref(name) if name else {"type": "object"}
-    content: dict[str, Any] = {"schema": schema}
+def _answer(description: str, name: str, example: Any = None) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": _ref(name)}
     if example is not None:
         content["example"] = example
     return {"description": description, "content": {"application/json": content}}
@@ -123,52 +164,63 @@ _COMMON: dict[int | str, dict[str, Any]] = {
     401: _problem("No known API key"),
     403: _problem("This API key may not do that, or a page of another site sent the request"),
     408: _problem("The request did not arrive in time"),
-    413: _problem("Too long"),
-    415: _problem("Not sent as JSON"),
-    422: _problem("Not what is asked for; `errors` names the fields"),
-    431: _problem("Too many or too long headers, or too long a URL"),
-    503: _problem("The store cannot be reached, or a record is damaged"),
+    413: _problem("The body is too long"),
+    415: _problem("The body is not declared as JSON"),
+    422: _problem("Invalid; `errors` lists the fields"),
+    431: _problem("The URL or the headers are too long, or there are too many headers"),
+    503: _problem("No decision: the store does not answer, or a record is damaged"),
 }
 _READ = {status: _COMMON[status] for status in (400, 401, 403, 422, 431, 503)}
-_MISSING: dict[int | str, dict[str, Any]] = {404: _problem("There is none")}
-_LOST: dict[int | str, dict[str, Any]] = {412: _problem("Somebody else was faster: the revision is another one")}
+_MISSING: dict[int | str, dict[str, Any]] = {404: _problem("Not found")}
+_LOST: dict[int | str, dict[str, Any]] = {412: _problem("It has changed since the revision in `If-Match`")}
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "The same key with the same request gives the same decision, and debits once.",
+    "description": "The same key with the same request gets the same decision and is charged once.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
 _IF_MATCH = {
     "name": "If-Match",
     "in": "header",
     "required": False,
-    "description": "The ETag of what is to be replaced.",
+    "description": "The ETag of the revision to replace; a 412 if it has changed since.",
     "schema": {"type": "string", "pattern": '^"[0-9]{1,15}"$'},
 }
 _NAMES = {"maxLength": 64, "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}
 
 ACQUIRE: dict[str, Any] = {
     "responses": {
-        200: _answer("Go ahead", "GrantedAnswer", _GRANTED),
-        409: _problem("The idempotency key was used with another request"),
-        429: _problem("Over a limit, or turned away by overload control", "RefusedAnswer", _REFUSED, _OVERLOADED),
+        200: _answer("Granted", "GrantedAnswer", _GRANTED),
+        409: _problem("The Idempotency-Key was used with another request"),
+        429: _problem("Over a limit, or refused by overload control", "RefusedAnswer", _REFUSED, _OVERLOADED),
         **_COMMON,
     },
     "openapi_extra": {"parameters": [_KEY], **_body("AcquireRequest", known_work=_ASK)},
 }
 SETTLE: dict[str, Any] = {
     "responses": {
-        200: _answer("Done", "SettledAnswer", _SETTLED),
-        404: _problem("No reservation of ours"),
+        200: _answer("Settled", "SettledAnswer", _SETTLED),
+        404: _problem("Unknown or expired reservation"),
         409: _problem("Settled before with another amount; `first` shows it"),
         **_COMMON,
     },
     "openapi_extra": _body("SettleRequest", finished=_TELL, so_far=_TELL | {"final": False}),
 }
+_BATCH_RESULT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"status": {"type": "integer"}},
+    "required": ["status"],
+    "anyOf": [_ref(name) for name in ("GrantedAnswer", "SettledAnswer", "RefusedAnswer", "Problem")],
+}
+_BATCH_ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"results": {"type": "array", "items": _ref("BatchResult")}},
+    "required": ["results"],
+}
 BATCH: dict[str, Any] = {
     "responses": {
-        200: _answer("Each operation's answer, in order", None, {"results": [{"status": 200} | _GRANTED]}),
+        200: _answer("The results, in order", "BatchAnswer", {"results": [{"status": 200} | _GRANTED]}),
         **_COMMON,
     },
     "openapi_extra": _body("BatchRequest", both={"operations": [{"op": "acquire"} | _ASK, {"op": "settle"} | _TELL]}),
@@ -178,7 +230,7 @@ SIGNALS: dict[str, Any] = {
     "status_code": 202,
     "responses": {
         202: _answer("Taken", "SignalsTaken", {"bucket": "orders-reads", "partitions": 1, "signals": {"cpu": 0.93}}),
-        404: _problem("There is no such policy"),
+        404: _problem("No such policy"),
         **_COMMON,
     },
     "openapi_extra": _body("SignalRequest", of_all=_REPORT, of_one=_REPORT | {"key": {"customer": "c1"}}),
@@ -187,10 +239,12 @@ _NAMESPACE_ASKED = {
     "name": "namespace",
     "in": "query",
     "required": False,
-    "description": "Unless given, the namespace that the key is bound to, or `default`.",
+    "description": "By default the namespace that the API key is bound to, otherwise `default`.",
     "schema": {"type": "string", **_NAMES},
 }
-_ONLY_NAMESPACE = _NAMESPACE_ASKED | {"description": "Only this namespace; unless given, the key's own, or all."}
+_ONLY_NAMESPACE = _NAMESPACE_ASKED | {
+    "description": "Only this namespace. By default the one that the API key is bound to, otherwise all."
+}
 _ONLY: dict[str, Any] = {"openapi_extra": {"parameters": [_ONLY_NAMESPACE]}}
 _LISTED = {
     "revision": 9,
@@ -200,7 +254,7 @@ _LISTED = {
     "owners": {"default/orders-reads": "file"},
     "damaged": {},
 }
-POLICIES: dict[str, Any] = {"responses": {200: _answer("All policies", None, _LISTED), **_READ}, **_ONLY}
+POLICIES: dict[str, Any] = {"responses": {200: _answer("The policies", "PolicyList", _LISTED), **_READ}, **_ONLY}
 POLICY: dict[str, Any] = {
     "responses": {200: _answer("The policy", "Policy", _POLICY), **_READ, **_MISSING},
     "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
@@ -209,7 +263,7 @@ _SET: dict[str, Any] = {
     "type": "object",
     "properties": {
         "namespaces": {"type": "object", "additionalProperties": _ref("Namespace")},
-        "defaults": {"type": "object", "description": "Fields of policies that do not have them themselves."},
+        "defaults": {"type": "object"},
         "policies": {"type": "array", "items": {"type": "object"}},
         "owner": {"type": "string", **_NAMES, "default": "api"},
         "prune": {"type": "boolean", "default": False},
@@ -222,7 +276,10 @@ _SET_BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": _SET, "example": {"policies": [_POLICY], "owner": "ci", "prune": True}}
+            "application/json": {
+                "schema": _ref("PolicySetRequest"),
+                "example": {"policies": [_POLICY], "owner": "ci", "prune": True},
+            }
         },
     },
 }
@@ -236,14 +293,14 @@ _APPLIED = {
 }
 POLICIES_APPLY: dict[str, Any] = {
     "responses": {
-        200: _answer("In force; or, of a dry run, what would change", None, _APPLIED),
-        409: _problem("Somebody else owns what would be overwritten; `take_over` replaces it"),
+        200: _answer("Applied; for a dry run, what would change", "AppliedSet", _APPLIED),
+        409: _problem("Another owner has a policy that differs; `take_over` replaces it"),
         **_COMMON,
     },
     "openapi_extra": _SET_BODY,
 }
 POLICIES_CHECK: dict[str, Any] = {
-    "responses": {200: _answer("Valid", None, {"ok": True}), **_COMMON},
+    "responses": {200: _answer("Valid", "CheckedSet", {"ok": True}), **_COMMON},
     "openapi_extra": _SET_BODY,
 }
 POLICY_PUT: dict[str, Any] = {
@@ -255,6 +312,7 @@ POLICY_PUT: dict[str, Any] = {
     },
     "openapi_extra": {"parameters": [_NAMESPACE_ASKED, _IF_MATCH], **_body("Policy", reads=_POLICY)},
 }
+_PATCH = {"rate": 200, "description": None}
 POLICY_PATCH: dict[str, Any] = {
     "responses": {200: _answer("Changed", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
     "openapi_extra": {
@@ -262,8 +320,7 @@ POLICY_PATCH: dict[str, Any] = {
         "requestBody": {
             "required": True,
             "content": {
-                kind: {"schema": {"type": "object"}, "example": {"rate": 200, "description": None}}
-                for kind in ("application/merge-patch+json", "application/json")
+                kind: {"schema": {"type": "object"}} for kind in ("application/merge-patch+json", "application/json")
             },
         },
     },
@@ -273,8 +330,18 @@ POLICY_DELETE: dict[str, Any] = {
     "responses": {204: {"description": "Removed"}, **_READ, **_MISSING, **_LOST},
     "openapi_extra": {"parameters": [_NAMESPACE_ASKED, _IF_MATCH]},
 }
+_REVISION = {
+    "revision": 9,
+    "when": "2026-01-01T12:00:00.000+00:00",
+    "who": "ada",
+    "action": "put",
+    "owner": "api",
+    "before": _POLICY | {"rate": 50},
+    "after": _POLICY,
+}
+_HISTORY = {"policy": "orders-reads", "namespace": "default", "history": [_REVISION]}
 POLICY_HISTORY: dict[str, Any] = {
-    "responses": {200: _answer("What was done", None), **_READ, **_MISSING},
+    "responses": {200: _answer("The changes, newest first", "PolicyHistory", _HISTORY), **_READ, **_MISSING},
     "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
 }
 _ROLLBACK_BODY = {
@@ -284,12 +351,12 @@ _ROLLBACK_BODY = {
     "additionalProperties": False,
 }
 POLICY_ROLLBACK: dict[str, Any] = {
-    "responses": {200: _answer("Put back", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
+    "responses": {200: _answer("Rolled back", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
     "openapi_extra": {
         "parameters": [_NAMESPACE_ASKED, _IF_MATCH],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": _ROLLBACK_BODY, "example": {"revision": 7}}},
+            "content": {"application/json": {"schema": _ref("RollbackRequest"), "example": {"revision": 7}}},
         },
     },
 }
@@ -300,8 +367,11 @@ _NAMESPACES = {
     "revisions": {"orders": 8},
     "owners": {"orders": "api"},
 }
-NAMESPACES: dict[str, Any] = {"responses": {200: _answer("All that were put", None, _NAMESPACES), **_READ}, **_ONLY}
-NAMESPACE: dict[str, Any] = {"responses": {200: _answer("Its spread", "Namespace", _NAMESPACE), **_READ, **_MISSING}}
+NAMESPACES: dict[str, Any] = {
+    "responses": {200: _answer("The declared namespaces", "NamespaceList", _NAMESPACES), **_READ},
+    **_ONLY,
+}
+NAMESPACE: dict[str, Any] = {"responses": {200: _answer("The namespace", "Namespace", _NAMESPACE), **_READ, **_MISSING}}
 NAMESPACE_PUT: dict[str, Any] = {
     "responses": {
         200: _answer("Replaced", "Namespace", _NAMESPACE),
@@ -312,20 +382,9 @@ NAMESPACE_PUT: dict[str, Any] = {
     "openapi_extra": {"parameters": [_IF_MATCH], **_body("Namespace", spread=_NAMESPACE)},
 }
 NAMESPACE_DELETE: dict[str, Any] = POLICY_DELETE | {"openapi_extra": {"parameters": [_IF_MATCH]}}
-_CHANGE = {
-    "kind": "policy",
-    "namespace": "default",
-    "name": "orders-reads",
-    "owner": "api",
-    "revision": 9,
-    "when": "2026-01-01T12:00:00.000+00:00",
-    "who": "ada",
-    "action": "put",
-    "before": _POLICY | {"rate": 50},
-    "after": _POLICY,
-}
+_CHANGE = {"kind": "policy", "namespace": "default", "name": "orders-reads", **_REVISION}
 AUDIT: dict[str, Any] = {
-    "responses": {200: _answer("A page of changes", None, {"changes": [_CHANGE], "cursor": "9.1"}), **_READ},
+    "responses": {200: _answer("A page of changes", "AuditPage", {"changes": [_CHANGE], "cursor": "9.1"}), **_READ},
     **_ONLY,
 }
 _LOSS = {
@@ -338,12 +397,20 @@ _LOSS = {
     "more": 0,
 }
 LOSS: dict[str, Any] = {
-    "responses": {200: _answer("Whether policies were lost", None, {"lost": True, "loss": _LOSS}), **_READ}
+    "responses": {200: _answer("Whether policies were lost", "LossStatus", {"lost": True, "loss": _LOSS}), **_READ}
 }
 LOSS_ACKNOWLEDGE: dict[str, Any] = {
-    "responses": {200: _answer("Whether there was a loss to acknowledge", None, {"acknowledged": True}), **_COMMON}
+    "responses": {
+        200: _answer("Whether there was a loss to acknowledge", "LossAcknowledged", {"acknowledged": True}),
+        **_COMMON,
+    }
 }
-BUCKETS: dict[str, Any] = {"responses": {200: _answer("A page of buckets", None), **_READ}}
+_BUCKETS = {
+    "buckets": [{field: example for field, (_, example) in FIELD_TEXTS["Bucket"].items() if field != "overload"}],
+    "cursor": "",
+    "unreadable": [],
+}
+BUCKETS: dict[str, Any] = {"responses": {200: _answer("A page of buckets", "BucketPage", _BUCKETS), **_READ}}
 _STEERED = {
     "owner": {"controller": "host-17-a1b2c3", "fence": 3, "expires_in_ms": 1912},
     "buckets": [
@@ -357,8 +424,8 @@ _STEERED = {
             "cap": 80.6,
             "charge": 12.4,
             "charge_error": 0.02,
-            "share": None,
-            "share_ends_in_ms": None,
+            "share": 0.31,
+            "share_ends_in_ms": 9200.0,
             "cycles": [
                 {
                     "at_ms": 1767225600000.0,
@@ -376,7 +443,7 @@ _STEERED = {
                 "overloaded": True,
                 "quality": 1.0,
                 "refused_shares": {"critical_plus": 0.0, "critical": 0.2, "sheddable_plus": 0.4, "sheddable": 0.8},
-                "rates": {"critical_plus": None, "critical": None, "sheddable_plus": None, "sheddable": None},
+                "rates": {"critical_plus": 900.0, "critical": 240.0, "sheddable_plus": 12.0, "sheddable": 0.05},
                 "steps": [
                     {
                         "at_ms": 1767225600000.0,
@@ -394,7 +461,7 @@ _STEERED = {
     "unreadable": [],
 }
 CONTROLLER: dict[str, Any] = {
-    "responses": {200: _answer("A page of buckets, and why they are steered as they are", None, _STEERED), **_READ}
+    "responses": {200: _answer("A page of buckets, and why they are steered", "ControllerPage", _STEERED), **_READ}
 }
 _UNCOVERED = {
     "namespace": "default",
@@ -408,20 +475,24 @@ _UNCOVERED = {
     "examples": [{"service": "orders", "costumer": "c1"}],
 }
 UNCOVERED: dict[str, Any] = {
-    "responses": {200: _answer("The most frequent of this process", None, {"uncovered": [_UNCOVERED]}), **_READ}
+    "responses": {200: _answer("The most frequent", "UncoveredList", {"uncovered": [_UNCOVERED]}), **_READ}
 }
 METRICS: dict[str, Any] = {
+    "response_class": PlainTextResponse,
     "responses": {
         200: {
-            "description": "Metrics, of all namespaces",
+            "description": "Metrics of all namespaces, for Prometheus",
             "content": {"text/plain": {}, "application/openmetrics-text": {}},
         },
         401: _COMMON[401],
         403: _COMMON[403],
         431: _COMMON[431],
-    }
+    },
 }
-HEALTH: dict[str, Any] = {"responses": {200: _answer("Alive", None, {"status": "ok"})}}
+HEALTH: dict[str, Any] = {"responses": {200: _answer("Alive", "Health", {"status": "ok"})}}
 READY: dict[str, Any] = {
-    "responses": {200: _answer("Ready", None, {"status": "ready", "warnings": []}), 503: _problem("Not ready")}
+    "responses": {
+        200: _answer("Ready", "Readiness", {"status": "ready", "warnings": []}),
+        503: _problem("Not ready", "NotReady"),
+    }
 }

@@ -12,16 +12,17 @@ from limiter.model.policy.fields.kinds import PARTITIONS_MAX
 from limiter.store.inspect import PageQuery
 from limiter.store.policies.policy_entries import DEFAULT
 
-Text = Annotated[str, Query(max_length=256)]
+CURSOR = "The `cursor` of the page before; empty for the first page."
+_NAMESPACE = "By default the namespace that the API key is bound to, otherwise `default`."
 
 
 def _page_query(
-    namespace: Text = "",
-    partition: Annotated[int, Query(ge=0, lt=PARTITIONS_MAX)] = 0,
-    policy: Annotated[str | None, Query(max_length=64)] = None,
-    contains: Text = "",
-    cursor: Annotated[str, Query(max_length=8192)] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    namespace: Annotated[str, Query(max_length=256, description=_NAMESPACE)] = "",
+    partition: Annotated[int, Query(ge=0, lt=PARTITIONS_MAX, description="The partition of the namespace.")] = 0,
+    policy: Annotated[str | None, Query(max_length=64, description="Only buckets of this policy.")] = None,
+    contains: Annotated[str, Query(max_length=256, description="Only buckets whose name contains this text.")] = "",
+    cursor: Annotated[str, Query(max_length=8192, description=CURSOR)] = "",
+    limit: Annotated[int, Query(ge=1, le=1000, description="The most buckets on a page.")] = 100,
 ) -> PageQuery:
     return PageQuery(namespace, partition, policy, contains, cursor, limit)
 

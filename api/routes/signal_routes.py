@@ -13,8 +13,8 @@ router = APIRouter(tags=["data plane"])
 
 
 @router.post("/v1/signals", **SIGNALS)
-async def report(request: Request) -> Response:
-    """Tell how busy a service is: CPU, executor load, queue age, whatever the policy has a target for.
+async def report_load(request: Request) -> Response:
+    """Report how busy a service is: CPU, executor load, queue age, any signal that the policy has a target for.
 
     Without `key` the report is for every bucket of the policy. Above the target, the least critical are refused first.
     """

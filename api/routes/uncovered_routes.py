@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from api.data.auth import check_namespace
+from api.routes.answers import UncoveredList, UncoveredRequests
 from api.routes.openapi import UNCOVERED
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.engine.planner import Planner
@@ -19,12 +20,14 @@ router = APIRouter(tags=["policies"])
 @router.get("/v1/uncovered", **UNCOVERED)
 async def list_uncovered(
     request: Request,
-    namespace: Annotated[str | None, Query(max_length=256)] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    namespace: Annotated[
+        str | None, Query(max_length=256, description="Only requests that name this namespace.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=100, description="The most rows to return.")] = 20,
 ) -> Response:
-    """The most frequent requests that no policy covers, since this process started, by namespace and dimensions.
+    """List the most frequent requests that no policy covers, since this process started, by namespace and dimensions.
 
-    `count` is too high by at most `count_error`. A key that is bound to a namespace sees that one alone.
+    `count` is too high by at most `count_error`. An API key that is bound to a namespace sees only that one.
     """
     principal = admit(request, "view")
     if namespace is not None:
@@ -34,17 +37,18 @@ async def list_uncovered(
     found = [row for row in decider.uncovered.most_frequent() if wanted in (None, row[0].namespace)][:limit]
     # In a thread: names made to be near to many known ones take milliseconds, in which decisions would wait.
     shown = await asyncio.to_thread(_show, found, decider.planner)
-    return respond(json_answer({"uncovered": shown}))
+    document: UncoveredList = {"uncovered": shown}
+    return respond(json_answer(document))
 
 
-def _show(found: list[tuple[Shape, Seen]], planner: Planner) -> list[dict[str, Any]]:
+def _show(found: list[tuple[Shape, Seen]], planner: Planner) -> list[UncoveredRequests]:
     nearest = {
         namespace: Nearest(planner.dimensions(namespace)) for namespace in {shape.namespace for shape, _ in found}
     }
     return [_shown(shape, seen, nearest[shape.namespace], planner) for shape, seen in found]
 
 
-def _shown(shape: Shape, seen: Seen, nearest: Nearest, planner: Planner) -> dict[str, Any]:
+def _shown(shape: Shape, seen: Seen, nearest: Nearest, planner: Planner) -> UncoveredRequests:
     unknown = [name for name in shape.dimensions if name not in nearest.known][:HINTS_MAX]
     return {
         "namespace": printable(shape.namespace),

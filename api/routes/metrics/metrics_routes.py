@@ -15,8 +15,8 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/metrics", **METRICS)
-async def metrics(request: Request) -> Response:
-    """Metrics of this node, all its processes together, in the format that is asked for."""
+async def get_metrics(request: Request) -> Response:
+    """Return the metrics of this node, all its processes together, in the format that `Accept` asks for."""
     _admit(request)
     shown: NodeMetrics = request.app.state.metrics
     body, content_type = await shown.scrape(request.headers.get("accept", ""))

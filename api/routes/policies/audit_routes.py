@@ -6,7 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from api.routes.answers import AuditPage, Change
 from api.routes.openapi import AUDIT
+from api.routes.pages import CURSOR
 from api.routes.policies.editing import asked_namespace, shown_change
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.api_keys import Principal
@@ -16,24 +18,26 @@ router = APIRouter(tags=["audit"])
 
 
 @router.get("/v1/audit", **AUDIT)
-async def audit(
+async def get_audit_log(
     request: Request,
-    cursor: Annotated[str, Query(max_length=64)] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str, Query(max_length=64, description=CURSOR)] = "",
+    limit: Annotated[int, Query(ge=1, le=1000, description="The most changes on a page.")] = 100,
 ) -> Response:
-    """A page of the audit log, newest first; the next one with its `cursor`, until that is empty.
+    """Return a page of the audit log, newest first. Ask for the next page with its `cursor`, until that is empty.
 
-    With `namespace`, or a key that is bound to one, only what concerns it; such pages may be shorter than `limit`.
+    With `namespace`, or an API key that is bound to one, only changes of that namespace; such pages may be shorter than
+    `limit`.
     """
     principal = admit(request, "view")
     namespace = asked_namespace(request, principal)
     page = await engine_of(request).store.audit_page(cursor=cursor, limit=limit)
-    changes = [
+    changes: list[Change] = [
         {"kind": entry.kind, "namespace": entry.namespace or None, "name": entry.name, **shown_change(entry)}
         for entry in page.entries
         if may_see(principal, entry) and (namespace is None or entry.concerns(namespace))
     ]
-    return respond(json_answer({"changes": changes, "cursor": page.cursor}))
+    document: AuditPage = {"changes": changes, "cursor": page.cursor}
+    return respond(json_answer(document))
 
 
 def may_see(principal: Principal, entry: AuditEntry) -> bool:

@@ -15,6 +15,7 @@ from api.data.auth import check_namespace
 from api.data.decode import BadRequest, Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import shown
+from api.routes.answers import Entry, Revision
 from limiter.api_keys import Principal
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy_set import Namespace
@@ -115,7 +116,7 @@ def tagged(answer: Answer, revision: int, owner: str = "") -> Answer:
     return answer.with_header("headgate-owner", owner) if owner else answer
 
 
-def shown_change(entry: AuditEntry) -> dict[str, Any]:
+def shown_change(entry: AuditEntry) -> Revision:
     """One change as plain data: who, when, before, after."""
     return {
         "revision": entry.revision,
@@ -128,7 +129,7 @@ def shown_change(entry: AuditEntry) -> dict[str, Any]:
     }
 
 
-def shown_place(place: Place) -> dict[str, str]:
+def shown_place(place: Place) -> Entry:
     """What an entry is about, as plain data."""
     return {"kind": place.kind, "namespace": place.namespace, "name": place.name}
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.data.answer import Answer
 from api.data.auth import check_namespace
+from api.routes.answers import NamespaceList
 from api.routes.openapi import NAMESPACE, NAMESPACE_DELETE, NAMESPACE_PUT, NAMESPACES
 from api.routes.policies.editing import asked_namespace, edit, shown_namespace, tagged
 from api.routes.responses import admit, document_of, engine_of, json_answer, respond
@@ -18,13 +19,13 @@ router = APIRouter(tags=["namespaces"])
 
 @router.get("/v1/namespaces", **NAMESPACES)
 async def list_namespaces(request: Request) -> Response:
-    """Every namespace that was put, and the revision of all policies and namespaces together."""
+    """Return all declared namespaces, with the revision of all policies and namespaces."""
     principal = admit(request, "view")
     asked = asked_namespace(request, principal)
     stored = await _store(request).load()
     seen = [name for name in stored.policies.namespaces if asked in (None, name)]
     kept = {name: stored.kept[namespace_place(name)] for name in seen}
-    document = {
+    document: NamespaceList = {
         "revision": stored.revision,
         "namespaces": {name: shown_namespace(stored.policies.namespaces[name]) for name in seen},
         "revisions": {name: one.revision for name, one in kept.items()},
@@ -35,7 +36,7 @@ async def list_namespaces(request: Request) -> Response:
 
 @router.get("/v1/namespaces/{name}", **NAMESPACE)
 async def get_namespace(request: Request, name: str) -> Response:
-    """How one namespace is spread; the revision of that is the `ETag`."""
+    """Return one namespace. The header `ETag` is its revision."""
     principal = admit(request, "view")
     stored = await _store(request).load()
     namespace = stored.policies.namespaces.get(name)
@@ -47,7 +48,7 @@ async def get_namespace(request: Request, name: str) -> Response:
 
 @router.put("/v1/namespaces/{name}", **NAMESPACE_PUT)
 async def put_namespace(request: Request, name: str) -> Response:
-    """Spread a namespace anew. Buckets whose partition is another one then begin there, full."""
+    """Declare a namespace, or change its partitions. Buckets that move to another partition begin full there."""
     principal = admit(request, "manage")
     namespace = read_namespace(name, await document_of(request))
     check_namespace(principal, name)
@@ -63,7 +64,7 @@ async def put_namespace(request: Request, name: str) -> Response:
 
 @router.delete("/v1/namespaces/{name}", **NAMESPACE_DELETE)
 async def delete_namespace(request: Request, name: str) -> Response:
-    """Give a namespace a single partition again. Its policies stay."""
+    """Remove the declaration of a namespace: it has one partition then. Its policies stay."""
     principal = admit(request, "manage")
     check_namespace(principal, name)
     store = _store(request)

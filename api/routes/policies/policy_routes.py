@@ -13,6 +13,8 @@ from api.data.auth import check_namespace
 from api.data.decode import Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import Fields, shown
+from api.routes import answers
+from api.routes.answers import CheckedSet, PolicyHistory, PolicyList
 from api.routes.openapi import (
     POLICIES,
     POLICIES_APPLY,
@@ -56,7 +58,7 @@ SET_BYTES_MAX = 1_048_576
 
 @router.get("/v1/policies", **POLICIES)
 async def list_policies(request: Request) -> Response:
-    """Everything that is stored, or all of one namespace, and the revision of the whole.
+    """Return all policies and namespaces, or those of one namespace, with the revision of the whole.
 
     `revisions` and `owners` have a key `<namespace>/<name>` for each policy.
     """
@@ -69,10 +71,10 @@ async def list_policies(request: Request) -> Response:
 
 @router.post("/v1/policies/apply", **POLICIES_APPLY)
 async def apply_policies(request: Request) -> Response:
-    """Put a whole set in force in one step, all of it or nothing, and own it.
+    """Apply a whole set of policies in one step, all of it or nothing, for an owner.
 
-    With `prune`, what the same owner has applied before and the set no longer contains is removed. What another owns
-    and the set has otherwise is a 409, unless `take_over`. A `dry_run` changes nothing: the answer is the difference.
+    `prune` removes the owner's policies that the set no longer contains. A differing policy of another owner is a 409,
+    unless `take_over` is true. A `dry_run` changes nothing and answers what would change.
     """
     principal = admit(request, "manage")
     namespace = asked_namespace(request, principal)
@@ -91,15 +93,16 @@ async def apply_policies(request: Request) -> Response:
 
 @router.post("/v1/policies/check", **POLICIES_CHECK)
 async def check_policies(request: Request) -> Response:
-    """Say whether a set is valid, field by field if it is not; nothing is changed, and the store is not asked."""
+    """Check whether a set is valid, and list the mistakes by field if not. Changes nothing and needs no store."""
     principal = admit(request, "view")
     await _set(request, principal, asked_namespace(request, principal))
-    return respond(json_answer({"ok": True}))
+    document: CheckedSet = {"ok": True}
+    return respond(json_answer(document))
 
 
 @router.get("/v1/policies/{name}", **POLICY)
 async def get_policy(request: Request, name: str) -> Response:
-    """One policy as it was put; its revision is the `ETag`, its owner is in `Headgate-Owner`."""
+    """Return one policy. The header `ETag` is its revision, `Headgate-Owner` its owner."""
     principal = admit(request, "view")
     namespace = meant_namespace(request, principal)
     kept = (await _store(request).load()).kept.get(policy_place(namespace, name))
@@ -110,7 +113,7 @@ async def get_policy(request: Request, name: str) -> Response:
 
 @router.put("/v1/policies/{name}", **POLICY_PUT)
 async def put_policy(request: Request, name: str) -> Response:
-    """Put one policy: in force in every node within a second, and on live buckets at their next request."""
+    """Create or replace one policy. In force in every node within a second, on live buckets at their next request."""
     principal = admit(request, "manage")
     document = await document_of(request)
     namespace = meant_namespace(request, principal, document)
@@ -127,9 +130,9 @@ async def put_policy(request: Request, name: str) -> Response:
 
 @router.patch("/v1/policies/{name}", **POLICY_PATCH)
 async def patch_policy(request: Request, name: str) -> Response:
-    """Change some fields of a policy: a JSON merge patch (RFC 7396), in which `null` takes a field away.
+    """Change some fields of a policy by a JSON merge patch (RFC 7396), in which `null` removes a field.
 
-    So what a patch cannot say is `match: {dimension: null}`; put the whole policy for that.
+    A patch therefore cannot set `match: {dimension: null}`; put the whole policy for that.
     """
     principal = admit(request, "manage")
     patch = await document_of(request)
@@ -149,7 +152,7 @@ async def patch_policy(request: Request, name: str) -> Response:
 
 @router.delete("/v1/policies/{name}", **POLICY_DELETE)
 async def delete_policy(request: Request, name: str) -> Response:
-    """Remove one policy. Reservations made under it can still be settled."""
+    """Remove one policy. Its open reservations can still be settled."""
     principal = admit(request, "manage")
     namespace = meant_namespace(request, principal)
     store = _store(request)
@@ -162,20 +165,21 @@ async def delete_policy(request: Request, name: str) -> Response:
 
 
 @router.get("/v1/policies/{name}/history", **POLICY_HISTORY)
-async def policy_history(request: Request, name: str) -> Response:
-    """What was done to one policy, newest first: who, when, before, after."""
+async def get_policy_history(request: Request, name: str) -> Response:
+    """Return the changes of one policy, newest first: who, when, before, after."""
     principal = admit(request, "view")
     namespace = meant_namespace(request, principal)
     entries = await _store(request).history(namespace, name)
     history = [shown_change(entry) for entry in entries if may_see(principal, entry)]
     if not history:
         raise PolicyMissing(policy_place(namespace, name))
-    return respond(json_answer({"policy": name, "namespace": namespace, "history": history}))
+    document: PolicyHistory = {"policy": name, "namespace": namespace, "history": history}
+    return respond(json_answer(document))
 
 
 @router.post("/v1/policies/{name}/rollback", **POLICY_ROLLBACK)
 async def rollback_policy(request: Request, name: str) -> Response:
-    """Put a policy back to what it was at a revision. It is the API's then: no file undoes that by itself."""
+    """Roll a policy back to an earlier revision. Its owner is `api` then, so that no file undoes the rollback."""
     principal = admit(request, "manage")
     revision = _revision_of(await document_of(request))
     namespace = meant_namespace(request, principal)
@@ -205,7 +209,7 @@ def _store(request: Request) -> PolicyStore:
     return engine_of(request).store
 
 
-def _listed(stored: StoredPolicies, namespace: str | None) -> Steps[dict[str, Any]]:
+def _listed(stored: StoredPolicies, namespace: str | None) -> Steps[PolicyList]:
     policies, revisions, owners = [], {}, {}
     for number, (place, kept) in enumerate(stored.kept.items()):
         if number % ENTRIES_AT_ONCE == 0:
@@ -292,7 +296,7 @@ def _read_set(body: bytes, namespace: str | None) -> tuple[dict[str, Any], Any]:
     return options, document
 
 
-def _shown(applied: AppliedSet, *, dry_run: bool) -> dict[str, Any]:
+def _shown(applied: AppliedSet, *, dry_run: bool) -> answers.AppliedSet:
     return {
         "revision": applied.revision,
         "dry_run": dry_run,
