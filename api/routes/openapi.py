@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -117,6 +118,13 @@ def _problem(description: str, name: str = "Problem", *examples: Any) -> dict[st
     return {"description": description, "content": {"application/problem+json": content}}
 
 
+def _failed(status: int, reason: str, description: str, detail: str, **more: Any) -> dict[str, Any]:
+    """An error with an example of its body."""
+    title = HTTPStatus(status).phrase
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail, "reason": reason, **more}
+    return _problem(description, "Problem", body)
+
+
 _LIMIT = {"policy": "orders-reads", "mechanism": "work", "balance": 47.0, "capacity": 50.0, "rate": 100.0}
 _ASK = {"descriptor": {"service": "orders", "operation": "read", "customer": "c1"}, "work": 3}
 _TELL = {"reservation": "AQID…", "work": 12, "latency_ms": 34.5}
@@ -160,19 +168,57 @@ _SETTLED = {
 _POLICY = {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50}
 
 _COMMON: dict[int | str, dict[str, Any]] = {
-    400: _problem("Not JSON, or not HTTP"),
-    401: _problem("No known API key"),
-    403: _problem("This API key may not do that, or a page of another site sent the request"),
-    408: _problem("The request did not arrive in time"),
-    413: _problem("The body is too long"),
-    415: _problem("The body is not declared as JSON"),
-    422: _problem("Invalid; `errors` lists the fields"),
-    431: _problem("The URL or the headers are too long, or there are too many headers"),
-    503: _problem("No decision: the store does not answer, or a record is damaged"),
+    400: _failed(400, "malformed", "Not JSON, or not HTTP", "the body is not JSON"),
+    401: _failed(
+        401, "unauthenticated", "No known API key", "a known API key is required, sent as Authorization: Bearer <key>"
+    ),
+    403: _failed(
+        403,
+        "forbidden",
+        "This API key may not do that, or a page of another site sent the request",
+        "the key orders (caller) may not manage policies",
+    ),
+    408: _failed(408, "too_slow", "The request did not arrive in time", "the request took longer than 10 s to arrive"),
+    413: _failed(413, "too_long", "The body is too long", "the body is longer than 1048576 bytes"),
+    415: _failed(
+        415,
+        "content_type",
+        "The body is not declared as JSON",
+        'Content-Type: found "text/plain"; allowed: application/json',
+    ),
+    422: _failed(
+        422,
+        "invalid",
+        "Invalid; `errors` lists the fields",
+        "work: found -1; allowed: a number from 0 to 9007199254740992",
+        errors=[{"field": "work", "found": "-1", "allowed": "a number from 0 to 9007199254740992"}],
+    ),
+    431: _failed(
+        431,
+        "head_too_long",
+        "The URL or the headers are too long, or there are too many headers",
+        "the headers are longer than 65536 bytes",
+    ),
+    503: _failed(
+        503,
+        "store_unavailable",
+        "No decision: the store does not answer, or a record is damaged",
+        "the store did not answer in time",
+        retry_after_ms=1000,
+    ),
 }
 _READ = {status: _COMMON[status] for status in (400, 401, 403, 422, 431, 503)}
-_MISSING: dict[int | str, dict[str, Any]] = {404: _problem("Not found")}
-_LOST: dict[int | str, dict[str, Any]] = {412: _problem("It has changed since the revision in `If-Match`")}
+_MISSING: dict[int | str, dict[str, Any]] = {
+    404: _failed(404, "no_such_policy", "Not found", "there is no policy default/orders-reads")
+}
+_LOST: dict[int | str, dict[str, Any]] = {
+    412: _failed(
+        412,
+        "revision",
+        "It has changed since the revision in `If-Match`",
+        "policy default/orders-reads has changed since: it is at revision 9",
+    )
+}
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -192,7 +238,12 @@ _NAMES = {"maxLength": 64, "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}
 ACQUIRE: dict[str, Any] = {
     "responses": {
         200: _answer("Granted", "GrantedAnswer", _GRANTED),
-        409: _problem("The Idempotency-Key was used with another request"),
+        409: _failed(
+            409,
+            "idempotency_conflict",
+            "The Idempotency-Key was used with another request",
+            "the Idempotency-Key was used with another request",
+        ),
         429: _problem("Over a limit, or refused by overload control", "RefusedAnswer", _REFUSED, _OVERLOADED),
         **_COMMON,
     },
@@ -201,8 +252,14 @@ ACQUIRE: dict[str, Any] = {
 SETTLE: dict[str, Any] = {
     "responses": {
         200: _answer("Settled", "SettledAnswer", _SETTLED),
-        404: _problem("Unknown or expired reservation"),
-        409: _problem("Settled before with another amount; `first` shows it"),
+        404: _failed(404, "unknown_reservation", "Unknown or expired reservation", "no such reservation"),
+        409: _failed(
+            409,
+            "settled_otherwise",
+            "Settled before with another amount; `first` has the result",
+            "the reservation was settled before with other work",
+            first=_SETTLED,
+        ),
         **_COMMON,
     },
     "openapi_extra": _body("SettleRequest", finished=_TELL, so_far=_TELL | {"final": False}),
@@ -230,7 +287,7 @@ SIGNALS: dict[str, Any] = {
     "status_code": 202,
     "responses": {
         202: _answer("Taken", "SignalsTaken", {"bucket": "orders-reads", "partitions": 1, "signals": {"cpu": 0.93}}),
-        404: _problem("No such policy"),
+        404: _failed(404, "no_such_policy", "No such policy", "there is no policy default/orders-reads"),
         **_COMMON,
     },
     "openapi_extra": _body("SignalRequest", of_all=_REPORT, of_one=_REPORT | {"key": {"customer": "c1"}}),
@@ -294,7 +351,12 @@ _APPLIED = {
 POLICIES_APPLY: dict[str, Any] = {
     "responses": {
         200: _answer("Applied; for a dry run, what would change", "AppliedSet", _APPLIED),
-        409: _problem("Another owner has a policy that differs; `take_over` replaces it"),
+        409: _failed(
+            409,
+            "owned_by_others",
+            "Another owner has a policy that differs; `take_over` replaces it",
+            "nothing was applied: policy default/orders-reads differs from the store, where 'file' applied it",
+        ),
         **_COMMON,
     },
     "openapi_extra": _SET_BODY,
