@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from limiter.metrics import catalogue
 from tests.support.documents import ROOT, name_of
 
 DEFINING = (ROOT / "docs/requirements.md", ROOT / "docs/faults.md")
@@ -89,3 +90,9 @@ def test_every_id_that_is_defined_has_a_test_or_is_open() -> None:
 @pytest.mark.parametrize("page", READ_BY_USERS, ids=name_of)
 def test_no_page_for_users_cites_an_id(page: Path) -> None:
     assert set(CITED.findall(text_of(page))) == set()
+
+
+def test_no_metric_is_explained_by_an_id() -> None:
+    texts = [value.help for value in vars(catalogue).values() if isinstance(value, catalogue.Definition)]
+    assert len(texts) > 40
+    assert not {found for text in texts for found in CITED.findall(text)}

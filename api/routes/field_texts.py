@@ -191,7 +191,7 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "status": ("The HTTP status.", 429),
         "detail": (
             "What happened, for people.",
-            "orders-reads: the balance is -11 of 50 units, this request needs 1, and 100 come each second",
+            "orders-reads: the balance is -11 of 50 units and refills by 100 per second; this request needs 1",
         ),
         "granted": ("Always false in this answer.", False),
         "policy": ("The policy that refused; of several, the one that takes longest to pass.", "orders-reads"),

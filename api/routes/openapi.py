@@ -143,7 +143,7 @@ _REFUSED = {
     "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
     "title": "Request cannot be satisfied as assigned quota has been exceeded",
     "status": 429,
-    "detail": "orders-reads: the balance is -11 of 50 units, this request needs 1, and 100 come each second",
+    "detail": "orders-reads: the balance is -11 of 50 units and refills by 100 per second; this request needs 1",
     "granted": False,
     "policy": "orders-reads",
     "reason": "work",

@@ -177,7 +177,7 @@ async def test_g6_a_class_at_its_rate_is_told_when_its_next_token_comes(node: No
     granted(await node.acquire(SHEDDABLE))
     answer = refused(await node.acquire(SHEDDABLE))
     assert (answer.retry, 10_000 <= answer.retry_after_ms <= 30_000) == ("after", True)
-    assert "0.05 requests a second" in answer.detail
+    assert "0.05 requests per second" in answer.detail
 
 
 async def test_g6_many_retries_make_it_never(node: Node) -> None:

@@ -186,18 +186,18 @@ def _detail(limit: Limit, want: Want, answer: BucketAnswer, requests: float) -> 
     if answer.verdict is _TURNED_AWAY:
         return f"{limit.name}: {_shed_detail(answer.pressure or Pressure())}"
     if answer.verdict is _DENIED:
-        return f"{limit.name}: blocked after too many refusals, for another {answer.charge / 1e6:.3g} s"
+        return f"{limit.name}: blocked for another {answer.charge / 1e6:.3g} s after too many refusals"
     if want.how & TOO_LARGE:
-        return f"{limit.name}: the estimate of {want.charge:g} is above {limit.request_max:g}, the most for one request"
+        return f"{limit.name}: the estimate of {want.charge:g} exceeds {limit.request_max:g}, the most for one request"
     if limit.mechanism == "quota":
         taken = requests if answer.in_requests else answer.charge
-        left = f"{answer.balance:g} of {answer.capacity:g} are left for this period"
-        return f"{limit.name}: {left}, and {taken:g} are wanted"
+        left = f"overdrawn by {-answer.balance:g}" if answer.balance < 0 else f"has {answer.balance:g} left"
+        return f"{limit.name}: quota of {answer.capacity:g} {left} this period; this request needs {taken:g}"
     unit = "requests" if answer.in_requests or limit.counts else "units"
-    return (
-        f"{limit.name}: the balance is {answer.balance:.6g} of {answer.capacity:g} {unit}, this request needs "
-        f"{_need(want, answer, requests):g}, and {answer.rate:g} come each second"
+    balance = (
+        f"the balance is {answer.balance:.6g} of {answer.capacity:g} {unit} and refills by {answer.rate:g} per second"
     )
+    return f"{limit.name}: {balance}; this request needs {_need(want, answer, requests):g}"
 
 
 def _shed_detail(known: Pressure) -> str:
@@ -205,5 +205,5 @@ def _shed_detail(known: Pressure) -> str:
     if known.refused_share > 0:
         told.append(f"{known.refused_share * 100:.3g} % of the requests of this class are refused")
     if known.rate > 0:
-        told.append(f"this class may send {known.rate:.4g} requests a second")
+        told.append(f"this class may send {known.rate:.4g} requests per second")
     return f"overloaded; {' and '.join(told)}"
