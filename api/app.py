@@ -72,7 +72,7 @@ OPEN = (health_routes, metrics_routes, docs_page)
 
 def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     """The application over an engine that somebody else starts and stops."""
-    plane = Plane(engine, settings)
+    plane = Plane(engine.decider, settings)
     metrics = NodeMetrics(engine, plane, settings.metrics_dir)
 
     @asynccontextmanager

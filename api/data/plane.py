@@ -8,36 +8,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from api.data import decode, render
 from api.data.answer import Answer
 from api.data.auth import Doorkeeper, Forbidden, check_namespace
 from api.data.counts import Requests
-from api.data.decode import AcquireOperation, BadRequest, Operation, SettleOperation
+from api.data.decode import AcquireOperation, BadRequest, SettleOperation
 from api.data.stage import Stage
 from api.data.turns import Turns
 from limiter.api_keys import Principal, read_keys
-from limiter.engine.decider import Asked
+from limiter.engine.decider import Arrived, Decider
 from limiter.engine.errors import NotDecided
-from limiter.model.bucket.contract import Decision, Settled, SettleRequest
-from limiter.runtime.told import Done, Told
+from limiter.engine.operation import Operation
+from limiter.engine.settler import Correction, SettleArrived
+from limiter.runtime.told import Told
 from limiter.settings import Settings
 
 PORTION = 128
 """Operations of a batch that are begun in one turn of the loop: others want their turn too."""
 
-Reply = Callable[[Answer], None]
 
+class Reply(Protocol):
+    """Whoever asked: takes the answer, once."""
 
-class Decides(Protocol):
-    """What the data plane needs of the engine."""
+    def take(self, answer: Answer) -> None:
+        """Any answer."""
 
-    def start_acquires(self, asked: Iterable[Asked]) -> None:
-        """May these requests go ahead?"""
-
-    def start_settle(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
-        """Correct what was charged."""
+    def take_grant(self, head: bytes, body: bytes) -> None:
+        """A grant, in nearly all cases: header lines and body of a 200."""
 
 
 class Sends(Protocol):
@@ -47,7 +48,7 @@ class Sends(Protocol):
         """Send those that are ready."""
 
 
-class Headers(NamedTuple):
+class Headers(Struct):
     """The headers that mean something here; None where there is none."""
 
     authorization: bytes | None = None
@@ -56,6 +57,8 @@ class Headers(NamedTuple):
     idempotency_key: bytes | None = None
     request_id: bytes | None = None
     traceparent: bytes | None = None
+    admitted: Principal | None = None
+    """Who asks with these headers, once that was found out: keys stay the same for as long as the process lives."""
 
 
 _Arrived = tuple[Headers, bytes, Reply]
@@ -64,21 +67,18 @@ _Arrived = tuple[Headers, bytes, Reply]
 class Plane:
     """Answers acquires, settles and batches. No coroutines: whoever asks says where the answer goes."""
 
-    def __init__(self, engine: Decides, settings: Settings) -> None:
-        self.engine = engine
+    def __init__(self, decider: Decider, settings: Settings) -> None:
+        self.decider = decider
         self.doorkeeper = Doorkeeper(read_keys(settings.api_keys))
-        self.renderer = render.Renderer(settings.rate_limit_headers)
         self.turns = Turns(settings.deadline_ms / 1000)
         self.requests: Requests = {}
         self.busy_batches = 0
-        self._acquires: Stage[_Arrived] = Stage(self._begin_acquires)
-        self._settles: Stage[_Arrived] = Stage(self._begin_settles)
-        self._decisions = Stage(self._render_decisions)
-        self.decisions_in_batches = Stage(_render_in_batches)
-        self._settlements = Stage(self._render_settlements)
+        self._acquires: Stage[_Arrived] = Stage(self._begin_acquires, hurries=True)
+        self._settles: Stage[_Arrived] = Stage(self._begin_settles, hurries=True)
         self.outbox: Stage[Sends] = Stage(_send_all)
         """Connections with answers to send: to make all of them first and then to send them all is faster than to
         change between our code and the system's for each."""
+        self._desk = _Desk(render.Renderer(settings.rate_limit_headers), self.outbox)
         self.paths: dict[bytes, Callable[[Headers, bytes, Reply], None]] = {
             b"/v1/acquire": self.acquire,
             b"/v1/settle": self.settle,
@@ -88,7 +88,7 @@ class Plane:
     async def answer(self, path: bytes, headers: Headers, body: bytes) -> Answer:
         """The answer to a request on one of the paths, for who would rather wait for it."""
         told: Told[Answer] = Told()
-        self.paths[path](headers, body, told)
+        self.paths[path](headers, body, _Awaited(told))
         return await told.future
 
     def acquire(self, headers: Headers, body: bytes, reply: Reply) -> None:
@@ -100,64 +100,50 @@ class Plane:
         self._settles.put((headers, body, reply))
 
     def _begin_acquires(self, arrived: list[_Arrived]) -> None:
-        asked: list[Asked] = []
+        asked: list[Arrived] = []
         for headers, body, reply in arrived:
             try:
-                principal = self._admit(headers)
+                principal = headers.admitted or self._admit(headers)
                 request = decode.acquire(body)
                 key = headers.idempotency_key
                 idempotency_key = None if key is None else decode.idempotency_key(key)
                 if principal.namespace is not None:
                     check_namespace(principal, request.namespace)
             except Exception as error:
-                reply(render.failure(error))
+                reply.take(render.failure(error))
             else:
-                asked.append((request, partial(self._decided, reply), idempotency_key, principal.max_criticality))
-        self.engine.start_acquires(asked)
+                asked.append((request, reply, idempotency_key, principal.max_criticality))
+        self.decider.begin(asked, self._desk)
 
     def _begin_settles(self, arrived: list[_Arrived]) -> None:
-        asked: list[tuple[SettleRequest, Principal, Reply]] = []
+        asked: list[SettleArrived] = []
         for headers, body, reply in arrived:
             try:
-                principal = self._admit(headers)
-                asked.append((decode.settle(body), principal, reply))
+                principal = headers.admitted or self._admit(headers)
+                asked.append((decode.settle(body), reply, principal.namespace))
             except Exception as error:
-                reply(render.failure(error))
-        for request, principal, reply in asked:
-            self._settle(principal, request, reply)
-
-    def _decided(self, reply: Reply, outcome: Decision | Exception) -> None:
-        self._decisions.put((reply, outcome))
-
-    def _render_decisions(self, decisions: list[tuple[Reply, Decision | Exception]]) -> None:
-        with self.outbox:
-            for reply, outcome in decisions:
-                reply(self.renderer.decision(outcome))
-
-    def _render_settlements(self, settlements: list[tuple[Reply, Settled | Exception]]) -> None:
-        with self.outbox:
-            for reply, outcome in settlements:
-                reply(render.settled(outcome))
+                reply.take(render.failure(error))
+        self.decider.settler.begin(asked, self._desk)
 
     def batch(self, headers: Headers, body: bytes, reply: Reply) -> None:
         """`POST /v1/batch`."""
         try:
             principal = self._admit(headers)
         except Exception as error:
-            reply(render.failure(error))
+            reply.take(render.failure(error))
         else:
             self.turns.ask(partial(self._begin_batch, principal, body, reply), partial(self._too_busy, reply))
 
     def _too_busy(self, reply: Reply) -> None:
         self.busy_batches += 1
         detail = "this node has more to decide than it can in time; nothing was done"
-        reply(render.failure(NotDecided("node_busy", detail)))
+        reply.take(render.failure(NotDecided("node_busy", detail)))
 
     def _begin_batch(self, principal: Principal, body: bytes, reply: Reply) -> int:
         try:
             operations = decode.batch(body)
         except Exception as error:
-            reply(render.failure(error))
+            reply.take(render.failure(error))
             return 0
         batch = _Batch(self, principal, operations, reply)
         # Not at once: who hands out turns must count these first.
@@ -167,38 +153,48 @@ class Plane:
     def _admit(self, headers: Headers) -> Principal:
         principal = self.doorkeeper.admit(headers.authorization, "use")
         decode.check_json(headers.content_type, headers.content_encoding)
+        headers.admitted = principal
         return principal
 
-    def begin_operations(
-        self, principal: Principal, operations: Iterable[tuple[Operation | BadRequest, _Place]]
-    ) -> None:
-        """Some operations of a batch, each with its place in it."""
-        asked: list[Asked] = []
-        for operation, place in operations:
+    def begin_operations(self, principal: Principal, batch: _Batch, some: Iterable[int]) -> None:
+        """Some operations of a batch, by their place in it."""
+        acquires: list[Arrived] = []
+        settles: list[SettleArrived] = []
+        for at in some:
+            operation = batch.operations[at]
             if type(operation) is AcquireOperation:
                 try:
                     check_namespace(principal, operation.namespace)
                 except Forbidden as error:
-                    place.put(render.failure(error))
+                    batch.put(at, render.failure(error))
                 else:
-                    asked.append((operation, place.decided, operation.idempotency_key, principal.max_criticality))
+                    acquires.append((operation, at, operation.idempotency_key, principal.max_criticality))
             elif type(operation) is SettleOperation:
-                self._settle(principal, operation, place.put)
+                settles.append((operation, at, principal.namespace))
             else:
                 assert isinstance(operation, BadRequest)
-                place.put(render.failure(operation))
-        self.engine.start_acquires(asked)
-
-    def _settle(self, principal: Principal, request: SettleRequest, reply: Reply) -> None:
-        self.engine.start_settle(request, partial(self._settled, reply), namespace=principal.namespace)
-
-    def _settled(self, reply: Reply, outcome: Settled | Exception) -> None:
-        self._settlements.put((reply, outcome))
+                batch.put(at, render.failure(operation))
+        self.decider.begin(acquires, batch)
+        self.decider.settler.begin(settles, batch)
 
 
-def _render_in_batches(decisions: list[tuple[_Place, Decision | Exception]]) -> None:
-    for place, outcome in decisions:
-        place.put(render.decision_body(outcome))
+class _Desk:
+    """Where acquires and settles that came alone are answered: each at its own connection."""
+
+    def __init__(self, renderer: render.Renderer, outbox: Stage[Sends]) -> None:
+        self._renderer = renderer
+        self._outbox = outbox
+
+    def answer(self, operations: Sequence[Operation]) -> None:
+        """Render all of them, then send all."""
+        with self._outbox:
+            self._renderer.answer(operations)
+
+    def answer_settles(self, operations: Sequence[Correction]) -> None:
+        """The same for settles."""
+        with self._outbox:
+            for operation in operations:
+                operation.place.take(render.settled(operation))
 
 
 def _send_all(connections: list[Sends]) -> None:
@@ -206,17 +202,34 @@ def _send_all(connections: list[Sends]) -> None:
         connection.send()
 
 
+class _Awaited:
+    """Takes an answer for who waits in a coroutine."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Told[Answer]) -> None:
+        self._told = told
+
+    def take(self, answer: Answer) -> None:
+        """Pass it on."""
+        self._told(answer)
+
+    def take_grant(self, head: bytes, body: bytes) -> None:
+        """Pass it on."""
+        self._told(Answer(200, head, body))
+
+
 class _Batch:
     """A batch on its way: its operations are begun in portions, and answered in order once all have been."""
 
-    __slots__ = ("_answers", "_begun", "_left", "_operations", "_plane", "_principal", "_reply")
+    __slots__ = ("_answers", "_begun", "_left", "_plane", "_principal", "_reply", "operations")
 
     def __init__(
-        self, plane: Plane, principal: Principal, operations: Sequence[Operation | BadRequest], reply: Reply
+        self, plane: Plane, principal: Principal, operations: Sequence[decode.Operation | BadRequest], reply: Reply
     ) -> None:
+        self.operations = operations
         self._plane = plane
         self._principal = principal
-        self._operations = operations
         self._reply = reply
         self._answers: list[Answer | None] = [None] * len(operations)
         self._left = len(operations)
@@ -224,19 +237,24 @@ class _Batch:
 
     def begin(self) -> None:
         """Begin the next portion."""
-        if not self._operations:
-            self._reply(render.batch(()))
+        if not self.operations:
+            self._reply.take(render.batch(()))
             return
-        begin, upto = self._begun, min(self._begun + PORTION, len(self._operations))
+        begin, upto = self._begun, min(self._begun + PORTION, len(self.operations))
         self._begun = upto
-        if upto < len(self._operations):
+        if upto < len(self.operations):
             asyncio.get_running_loop().call_soon(self.begin)
-        places = ((self._operations[at], _Place(self, at)) for at in range(begin, upto))
-        self._plane.begin_operations(self._principal, places)
+        self._plane.begin_operations(self._principal, self, range(begin, upto))
 
-    def decided(self, place: _Place, outcome: Decision | Exception) -> None:
-        """An acquire is decided, and to be rendered."""
-        self._plane.decisions_in_batches.put((place, outcome))
+    def answer(self, operations: Sequence[Operation]) -> None:
+        """Acquires are decided."""
+        for operation in operations:
+            self.put(operation.place, render.decision_body(operation))
+
+    def answer_settles(self, operations: Sequence[Correction]) -> None:
+        """Settles are told."""
+        for operation in operations:
+            self.put(operation.place, render.settled(operation))
 
     def put(self, at: int, answer: Answer) -> None:
         """One operation is answered."""
@@ -244,22 +262,4 @@ class _Batch:
         self._left -= 1
         self._plane.turns.done()
         if self._left == 0:
-            self._reply(render.batch([answer for answer in self._answers if answer is not None]))
-
-
-class _Place:
-    """Where in its batch an operation stands."""
-
-    __slots__ = ("_at", "_batch")
-
-    def __init__(self, batch: _Batch, at: int) -> None:
-        self._batch = batch
-        self._at = at
-
-    def decided(self, outcome: Decision | Exception) -> None:
-        """An acquire is decided."""
-        self._batch.decided(self, outcome)
-
-    def put(self, answer: Answer) -> None:
-        """The answer is there."""
-        self._batch.put(self._at, answer)
+            self._reply.take(render.batch([answer for answer in self._answers if answer is not None]))

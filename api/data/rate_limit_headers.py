@@ -46,12 +46,12 @@ def draft(limits: Sequence[LimitState]) -> bytes:
     """The header lines of the draft, a limit beside the other."""
     if len(limits) == 1 and not limits[0].shadow:  # by far the most
         (limit,) = limits
-        name, policy = _policy(limit.policy, limit.capacity, limit.rate, limit.window_s)
+        name, policy = policy_item(limit.policy, limit.capacity, limit.rate, limit.window_s)
         return b"ratelimit: %b;r=%d;t=%d\r\nratelimit-policy: %b\r\n" % (name, _left(limit), reset_s(limit), policy)
     told = [limit for limit in limits if not limit.shadow]
     if not told:
         return b""
-    named = [_policy(limit.policy, limit.capacity, limit.rate, limit.window_s) for limit in told]
+    named = [policy_item(limit.policy, limit.capacity, limit.rate, limit.window_s) for limit in told]
     states = [
         b"%b;r=%d;t=%d" % (name, _left(limit), reset_s(limit)) for limit, (name, _) in zip(told, named, strict=True)
     ]
@@ -67,7 +67,8 @@ def _left(limit: LimitState) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _policy(policy: str, capacity: float, rate: float, window_s: float) -> tuple[bytes, bytes]:
+def policy_item(policy: str, capacity: float, rate: float, window_s: float) -> tuple[bytes, bytes]:
+    """A policy's name, and its item of `RateLimit-Policy`."""
     name = _string(policy).encode()
     quota, window = _quota(capacity, rate, window_s)
     return name, b"%b;q=%d;w=%d" % (name, quota, window)

@@ -11,6 +11,7 @@ from math import ceil
 import msgspec
 from msgspec.structs import replace
 
+from api.data import grants
 from api.data.answer import JSON, PROBLEM, Answer
 from api.data.auth import Forbidden, Unauthenticated
 from api.data.decode import BadRequest, Invalid
@@ -26,6 +27,8 @@ from limiter.engine.errors import (
     UnfitField,
     UnknownReservation,
 )
+from limiter.engine.operation import Operation
+from limiter.engine.settler import Correction
 from limiter.model.bucket.contract import Decision, Granted, LimitState, Refused, Settled
 from limiter.model.policy.problems import PolicyError
 from limiter.store.errors import StoreError, without_address
@@ -59,6 +62,16 @@ class Renderer:
 
     def __init__(self, headers: HeaderSet = "draft") -> None:
         self._lines = draft if headers == "draft" else partial(lines, headers=headers)
+        self._is_draft = headers == "draft"
+
+    def answer(self, operations: Sequence[Operation]) -> None:
+        """Let whoever asked take the answers to acquires."""
+        is_draft = self._is_draft
+        for operation in operations:
+            if operation.outcome is None and is_draft:  # by far the most
+                operation.place.take_grant(*grants.rendered(operation))
+            else:
+                operation.place.take(self.decision(operation.outcome or operation.decision()))
 
     def decision(self, outcome: Decision | Exception) -> Answer:
         """The answer to an acquire."""
@@ -79,9 +92,12 @@ class Renderer:
         return Answer(status, head + _REPLAYED if outcome.replayed else head, _refused(outcome, status))
 
 
-def decision_body(outcome: Decision | Exception) -> Answer:
+def decision_body(operation: Operation) -> Answer:
     """The same without headers: within a batch nobody would see them."""
+    outcome = operation.outcome
     try:
+        if outcome is None:
+            return Answer(200, b"", grants.body(operation))
         if type(outcome) is Granted:
             return Answer(200, b"", _granted(outcome))
         if type(outcome) is Refused:
@@ -133,11 +149,13 @@ def _refused(refused: Refused, status: int) -> bytes:
     )
 
 
-def settled(outcome: Settled | Exception) -> Answer:
+def settled(operation: Correction) -> Answer:
     """The answer to a settle."""
-    if isinstance(outcome, Exception):
-        return failure(outcome)
-    return Answer(200, JSON, _encode(_settled(outcome)))
+    outcome = operation.outcome
+    if isinstance(outcome, Settled):
+        return Answer(200, JSON, _encode(_settled(outcome)))
+    assert outcome is not None
+    return failure(outcome)
 
 
 def _settled(answer: Settled) -> SettledAnswer:

@@ -16,23 +16,37 @@ ItemT = TypeVar("ItemT")
 
 
 class Stage(Generic[ItemT]):
-    """Gathers items until the next turn of the loop. `handle` sees to each of them, whatever befalls another."""
+    """Gathers items until the next turn of the loop. `handle` sees to each of them, whatever befalls another.
 
-    __slots__ = ("_handle", "_is_held", "_items", "_loop")
+    With `hurries`, where the turn before had no more than one item, the first of a turn is handled at once: it would
+    wait in vain.
+    """
 
-    def __init__(self, handle: Callable[[list[ItemT]], None]) -> None:
+    __slots__ = ("_at_once", "_handle", "_hurries", "_is_held", "_is_scheduled", "_items", "_loop", "_was_alone")
+
+    def __init__(self, handle: Callable[[list[ItemT]], None], *, hurries: bool = False) -> None:
         self._handle = handle
+        self._hurries = hurries
         self._items: list[ItemT] = []
-        self._is_held = False
+        self._is_held = self._is_scheduled = False
+        self._was_alone = True
+        self._at_once = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def put(self, item: ItemT) -> None:
         """One more."""
-        if not self._items and not self._is_held:
-            if self._loop is None:  # to ask for it costs a call to the system
-                self._loop = asyncio.get_running_loop()
-            self._loop.call_soon(self._run)
-        self._items.append(item)
+        if self._is_scheduled or self._is_held:
+            self._items.append(item)
+            return
+        if self._loop is None:  # to ask for it costs a call to the system
+            self._loop = asyncio.get_running_loop()
+        self._is_scheduled = True
+        self._loop.call_soon(self._end_turn)
+        if self._hurries and self._was_alone:
+            self._at_once = 1
+            self._handle([item])
+        else:
+            self._items.append(item)
 
     def __enter__(self) -> None:
         """What is put from now on is handled on leaving: for who knows when all is there."""
@@ -40,6 +54,12 @@ class Stage(Generic[ItemT]):
 
     def __exit__(self, *_: object) -> None:
         self._is_held = False
+        self._run()
+
+    def _end_turn(self) -> None:
+        self._is_scheduled = False
+        self._was_alone = len(self._items) + self._at_once <= 1
+        self._at_once = 0
         self._run()
 
     def _run(self) -> None:

@@ -61,21 +61,21 @@ _NO_HEAD = Head(b"", Headers(), False, 0)
 class Heads:
     """Heads that were read before: a client sends the same one again and again, and to know it costs less."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Head] = {}
+        self.known: dict[bytes, Head] = {}
 
     def find(self, raw: bytes | bytearray) -> Head | None:
         """What a head said the last time."""
-        return self._known.get(bytes(raw))
+        return self.known.get(bytes(raw))
 
     def keep(self, raw: bytes | bytearray, head: Head) -> None:
         """Remember it, within bounds."""
         if len(raw) <= HEAD_KEPT_BYTES_MAX:
-            if len(self._known) >= HEADS_KEPT_MAX:
-                self._known.clear()
-            self._known[bytes(raw)] = head
+            if len(self.known) >= HEADS_KEPT_MAX:
+                self.known.clear()
+            self.known[bytes(raw)] = head
 
 
 class FastLane(asyncio.Protocol):
@@ -95,6 +95,7 @@ class FastLane(asyncio.Protocol):
         self._plane: Plane = app_state["plane"]
         self._body_max_bytes: int = app_state["body_max_bytes"]
         self._heads: Heads = app_state.setdefault("heads", Heads())
+        self._known_heads = self._heads.known
         self._tracing: Tracing | None = app_state["tracing"]
         self._places = _PLACES if self._tracing is None else _TRACED_PLACES
         self._span: RequestSpan | None = None
@@ -214,7 +215,7 @@ class FastLane(asyncio.Protocol):
                 return
         else:
             end = data.find(HEAD_END) + len(HEAD_END)
-            head = self._heads.find(data[:end])
+            head = self._known_heads.get(data[:end])
             if head is not None and len(data) == end + head.body_bytes:  # by far the most: alone, whole and well known
                 self._start(head, data[end:])
                 return
@@ -356,7 +357,7 @@ class FastLane(asyncio.Protocol):
         body_bytes = int(length) if length else 0
         if self._fed > limits.HEAD_BYTES_MAX or body_bytes > self._body_max_bytes:
             return None
-        return Head(self._url, Headers(*self._headers[:_LENGTH]), self._keep_alive, body_bytes)
+        return Head(self._url, _headers_of(*self._headers[:_LENGTH]), self._keep_alive, body_bytes)
 
     def _hand_over(self, data: bytes | bytearray) -> None:
         """Let uvicorn's protocol have the connection, from the first byte of this request on."""
@@ -388,31 +389,43 @@ class FastLane(asyncio.Protocol):
             self._head, self._body_at = None, 0
         if self._tracing is not None:
             self._span = self._tracing.begin("POST", head.headers.traceparent)
-        self._plane.paths[head.path](head.headers, body, self._answer)
+        self._plane.paths[head.path](head.headers, body, self)
 
-    def _answer(self, answer: Answer) -> None:
+    def take(self, answer: Answer) -> None:
         """Send the answer to the request that is being served, and go on with the next."""
+        sent_id = self._serving.headers.request_id
+        if answer.status >= 400 or sent_id is not None or answer.error is not None:
+            answer = identified(answer, sent_id)
+        self._take(answer.status, answer.head, answer.body)
+
+    def take_grant(self, head: bytes, body: bytes) -> None:
+        """The same for a plain grant: no object is made of it."""
+        if self._serving.headers.request_id is None:
+            self._take(200, head, body)
+        else:
+            self.take(Answer(200, head, body))
+
+    def _take(self, status: int, lines: bytes, body: bytes) -> None:
         self._busy = False
-        self._state.total_requests += 1
-        head, status = self._serving, answer.status
-        count(self._plane.requests, head.path, status)
+        state, head = self._state, self._serving
+        state.total_requests += 1
+        requests, key = self._plane.requests, (head.path, status)
+        requests[key] = requests.get(key, 0) + 1
         if self._span is not None:
             self._span.end(head.path, status)
             self._span = None
-        if status >= 400 or head.headers.request_id is not None or answer.error is not None:
-            answer = identified(answer, head.headers.request_id)
         if self._closed:
             return
         if self._access_log:
-            self._log(head.path, answer.status)
+            self._log(head.path, status)
         last = not head.keep_alive or ((self._draining or self._half_closed) and not self._waiting)
         payload = b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
-            STATUS_LINE[answer.status],
-            common_headers(self._state.default_headers),
-            answer.head,
-            len(answer.body),
+            STATUS_LINE[status],
+            _common[1] if _common[0] is state.default_headers else common_headers(state.default_headers),
+            lines,
+            len(body),
             limits.CLOSE if last else b"",
-            answer.body,
+            body,
         )
         if not self._outgoing:
             self._plane.outbox.put(self)
@@ -423,20 +436,25 @@ class FastLane(asyncio.Protocol):
         self._idle_since_s = self._loop.time()
         if self._waiting:
             self._pump()
-        else:
+        elif self._read_paused:
             self._resume_reading()
 
     def send(self) -> None:
         """Send the answers that are ready."""
         if self._outgoing and not self._transport.is_closing():
-            self._transport.write(b"".join(self._outgoing))
-            self._outgoing.clear()
+            outgoing, self._outgoing = self._outgoing, []
+            self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
             if self._close_after:
                 self._close()
 
     def _log(self, url: bytes, status: int) -> None:
         client = ":".join(map(str, self._client)) if self._client else ""
         self._access_logger.info('%s - "%s %s HTTP/%s" %d', client, "POST", url.decode("ascii"), "1.1", status)
+
+
+def _headers_of(*values: bytes | None) -> Headers:
+    authorization, content_type, content_encoding, idempotency_key, request_id, traceparent = values
+    return Headers(authorization, content_type, content_encoding, idempotency_key, request_id, traceparent)
 
 
 _common: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")

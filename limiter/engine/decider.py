@@ -3,8 +3,7 @@
 Where the store cannot answer, each policy says what holds (B3): `closed` refuses to decide, `open` lets pass, and
 `local` asks a bucket in this node that holds its share of the limit. What was let pass without the store is not
 charged there; its settle debits the whole of its work, once the store is back. A quota goes on from what this node
-knows to be left of it (`known`, `limiter.engine.remainders`); what it grants of that is debited once the store is
-back.
+knows to be left of it (`known`, limiter/remainders.py); what it grants of that is debited once the store is back.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
+from struct import Struct
+from typing import Any
 
 import msgspec
 
@@ -24,27 +25,17 @@ from limiter.engine.errors import (
     Uncovered,
 )
 from limiter.engine.local import LocalBuckets
-from limiter.engine.planner import Planner, want
+from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation, Values
+from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
-from limiter.engine.settler import NO_LATENCY, Settler
+from limiter.engine.settler import Settler
+from limiter.engine.shape import Shape
 from limiter.engine.standing import Standing
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
 from limiter.model.bucket.decision import limit_states, pressure, refusal
 from limiter.model.bucket.expiry import Expiries
-from limiter.model.bucket.operations import (
-    LATE_US,
-    Acquire,
-    AcquireAnswer,
-    AcquireStatus,
-    BucketAnswer,
-    Charge,
-    Idempotency,
-    Lot,
-    Verdict,
-    Want,
-)
-from limiter.model.bucket.reservation import ID_SIZE, Keyring, Reservation, Signer
-from limiter.model.overload.shedding import CLASS_NUMBERS
+from limiter.model.bucket.operations import LATE_US, AcquireAnswer, AcquireStatus, BucketAnswer, Verdict, Want
+from limiter.model.bucket.reservation import ID_SIZE, VERSION, Keyring, Signer, Taken, pack, pack_late
 from limiter.model.policy.choices import OnStoreFailure
 from limiter.model.policy.criticality import NO_CLASSES, Criticality, class_of
 from limiter.model.policy.limit import Limit
@@ -52,138 +43,33 @@ from limiter.model.policy.policy_set import PolicySet
 from limiter.model.policy.uncovered import TEXT_KEPT_MAX, UncoveredTally
 from limiter.model.tally import DecisionTally, SettleTally
 from limiter.runtime.pauses import with_pauses
-from limiter.runtime.told import Done, Told
-from limiter.store.batcher import Waiting
+from limiter.runtime.told import Told
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.errors import StoreShunned, StoreUnavailable
+from limiter.store.flush import Asking
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
+from limiter.store.layout import REPLY_SIZE, unpack_acquire
 
 _DEBITED = Verdict.DEBITED
 _GRANTED = AcquireStatus.GRANTED
+_GRANTED_CODE = int(_GRANTED)
+_VALUES = Struct("<Bdddd")
 
-Asked = tuple[AcquireRequest, Done[Decision], str | None, Criticality | None]
-"""A request, whom to tell, its idempotency key, and the highest class it may have; None: any."""
-_Row = tuple[str, float, float]
-"""A bucket, how it weighs work, and how soon (ms) its policy expects an answer."""
-
-
-class _Memo(msgspec.Struct, array_like=True):
-    """What rebuilds an answer under its idempotency key: kept in the store beside the decision (F-R7)."""
-
-    id: bytes
-    ttl_ms: int
-    expected_ms: float
-    rows: list[_Row]
-    draw: float | None = None
-    counting: tuple[int, ...] = ()
-    """The rows whose limit counts requests in a bucket that does not know of it (W16)."""
+Arrived = tuple[AcquireRequest, Any, str | None, Criticality | None]
+"""A request, its place at the desk, its idempotency key, and the highest class it may have; None: any."""
 
 
-class _Case(Waiting[Acquire, AcquireAnswer]):
-    """One acquire on its way: the request, what covers it, what was asked of the store, and whom to tell."""
+class _WaitingRoom:
+    """The desk of those who wait in a coroutine."""
 
-    __slots__ = (
-        "criticality", "decider", "done", "id", "idempotency_key", "is_dated", "limits", "lot", "request", "slot",
-    )  # fmt: skip
+    def answer(self, operations: Sequence[Operation]) -> None:
+        """Wake each."""
+        for operation in operations:
+            operation.place(operation)
 
-    requests = 1.0
 
-    def __init__(
-        self,
-        decider: Decider,
-        request: AcquireRequest,
-        slot: Slot,
-        limits: Sequence[Limit],
-        id_: bytes,
-        done: Done[Decision],
-        idempotency_key: str | None,
-        deadline_s: float,
-    ) -> None:
-        self.decider = decider
-        self.done = done
-        self.idempotency_key = idempotency_key
-        self.deadline_s = deadline_s
-        self.is_dated = self.is_over = self.is_sent = False
-        self.request = request
-        self.slot = slot
-        self.limits = limits
-        self.criticality = request.criticality or decider.default_criticality
-        self.id = id_
-        self.lot: Lot | None = None
-
-    @property
-    def expected_ms(self) -> float:
-        """How soon the request itself expects its answer; NaN where it does not say."""
-        expected_ms = self.request.expected_latency_ms
-        return NO_LATENCY if expected_ms is None else expected_ms
-
-    def draw(self, draw: float) -> None:
-        """Give the request its chance with overload control (Q4)."""
-        self.lot = Lot(CLASS_NUMBERS[self.criticality], draw)
-
-    def plan(self, now_us: int) -> Acquire:
-        """What to ask of the store, at a time of the store's."""
-        asked, request = self.wants(now_us), self.request
-        if self.idempotency_key is None or request.dry_run:
-            self.operation = Acquire(asked, self.requests, request.dry_run, None, self.lot)
-        else:
-            drawn = None if self.lot is None else self.lot.draw
-            counting = tuple(number for number, limit in enumerate(self.limits) if limit.counts)
-            memo = _Memo(self.id, request.ttl_ms, self.expected_ms, self.rows(asked), drawn, counting)
-            once = Idempotency(self.idempotency_key, _fingerprint(request), msgspec.msgpack.encode(memo))
-            self.operation = Acquire(asked, self.requests, False, once, self.lot)
-        return self.operation
-
-    def tell_uncovered(self, *, is_covered: bool) -> None:
-        """No policy has a limit for it, or none speaks of it at all: the store has no part in it."""
-        try:
-            decision = self.decider.let_pass(self) if is_covered else self.decider.uncovered_decision(self)
-        except Uncovered as error:
-            self.done(error)
-        else:
-            self.decider.decisions.count(decision, dry_run=self.request.dry_run)
-            self.done(decision)
-
-    def tell(self, answer: AcquireAnswer | Exception) -> None:
-        """The store has spoken, or has not in time."""
-        if self.is_over:
-            return
-        self.is_over = True
-        try:
-            decision = self.decider.conclude(self, answer)
-        except NotDecided as undecided:
-            self.decider.decisions.undecided[undecided.reason] += 1
-            self.done(undecided)
-        except Exception as error:
-            self.is_over = True  # even where it was to be asked again
-            self.done(error)
-        else:
-            if decision is not None:
-                self.decider.decisions.count(decision, dry_run=self.request.dry_run)
-                self.done(decision)
-
-    def wants(self, now_us: int) -> tuple[Want, ...]:
-        """What it asks of each bucket, at a time of the store's."""
-        request, criticality = self.request, self.criticality
-        descriptor, work, limits = request.descriptor, request.work, self.limits
-        if len(limits) == 1:  # by far the most, and for one a list is dear
-            return (want(limits[0], descriptor, work, criticality, now_us),)
-        return tuple([want(limit, descriptor, work, criticality, now_us) for limit in limits])
-
-    def rows(self, wants: Sequence[Want]) -> list[_Row]:
-        """What a settle will have to know of each bucket."""
-        descriptor = self.request.descriptor
-        return [
-            (want.bucket, limit.weight(descriptor) if limit.weights else 1.0, self.expected_of(limit))
-            for want, limit in zip(wants, self.limits, strict=True)
-        ]
-
-    def expected_of(self, limit: Limit) -> float:
-        """How soon (ms) a policy expects the answer; NaN where the request said so itself, or nobody does (Q1)."""
-        if limit.expectations is None or self.request.expected_latency_ms is not None:
-            return NO_LATENCY
-        return limit.default_expected_ms(self.request.descriptor)
+WAITING_ROOM = _WaitingRoom()
 
 
 class Decider:
@@ -204,6 +90,7 @@ class Decider:
         self._keyring = Keyring(signer)
         self._deadline_s = deadline_s
         self._late_us = late_us
+        self._late = pack_late(late_us)
         self.default_criticality = default_criticality
         self._refuse_uncovered = refuse_uncovered
         self._planner = Planner(PolicySet())
@@ -216,7 +103,8 @@ class Decider:
         self.settles = SettleTally()
         self.uncovered = UncoveredTally()
         self.expiries = Expiries()
-        self._settler = Settler(
+        buckets.acquires.tell = self.tell
+        self.settler = Settler(
             buckets,
             self._keyring,
             self._standing,
@@ -234,14 +122,14 @@ class Decider:
     def enforce(self, policies: PolicySet) -> None:
         """Let other policies be in force from the next request on (W9)."""
         self._changes += 1
-        self._planner = self._settler.planner = Planner(policies)
+        self._planner = self.settler.planner = Planner(policies)
 
     async def enforce_with_pauses(self, policies: PolicySet) -> None:
         """The same while requests go on: they see the old policies until the new ones are ready, then only those."""
         self._changes = change = self._changes + 1
         planner = await with_pauses(Planner.steps(policies, self._planner))
         if change == self._changes:  # what came meanwhile is newer
-            self._planner = self._settler.planner = planner
+            self._planner = self.settler.planner = planner
 
     @property
     def planner(self) -> Planner:
@@ -263,151 +151,251 @@ class Decider:
 
     async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
         """May this request go ahead? IdempotencyConflict or NotDecided if that cannot be said."""
-        told: Told[Decision] = Told()
-        self.start_acquire(request, told, idempotency_key=idempotency_key)
-        return await told.future
+        told: Told[Operation] = Told()
+        self.begin([(request, told, idempotency_key, None)], WAITING_ROOM)
+        return (await told.future).decision()
 
-    def start_acquire(
-        self, request: AcquireRequest, done: Done[Decision], *, idempotency_key: str | None = None
-    ) -> None:
-        """The same without a coroutine: `done` is told the decision, or why there is none."""
-        self.start_acquires([(request, done, idempotency_key, None)])
+    async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
+        """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
+        return await self.settler.settle(request, namespace=namespace)
 
-    def start_acquires(self, asked: Iterable[Asked]) -> None:
-        """The same for many at once."""
+    def begin(self, arrived: Iterable[Arrived], desk: Desk) -> None:
+        """Ask the store for all requests of one turn; each is handed to the desk once it is decided, or will not be."""
         now_s, now_us = time.monotonic(), self._now_us()
         deadline_s = asyncio.get_running_loop().time() + self._deadline_s
-        going: dict[Slot, list[_Case]] = {}
-        slot, cases = None, []
-        for request, done, idempotency_key, highest in asked:
+        going: dict[Slot, list[Operation]] = {}
+        slot, operations = None, []
+        cover, default = self._planner.cover, self.default_criticality
+        is_calm = not (self._standing.breaker.is_open or self.remainders.is_going)
+        for request, place, idempotency_key, highest in arrived:
+            its_slot, shape = cover(request.namespace, request.descriptor)
+            criticality = request.criticality or default
+            operation = Operation(self, request, desk, place, its_slot, shape, criticality, deadline_s)
             try:
-                case = self._case(request, done, idempotency_key, highest, now_s, deadline_s)
-                if case is not None:
-                    case.plan(now_us)
-                    if case.slot is not slot:
-                        slot = case.slot
-                        cases = going.setdefault(slot, [])
-                    cases.append(case)
+                if shape.classes is not None or highest is not None:
+                    operation.criticality = criticality = class_of(
+                        request.criticality, request.descriptor, shape.classes or NO_CLASSES,
+                        default=default, highest=highest,
+                    )  # fmt: skip
+                if idempotency_key is not None:
+                    operation.idempotency_key, operation.id = idempotency_key, self._ids.next()
+                for limit in shape:
+                    limit.retries.count(request.attempt, now_s)
+                if not (is_calm and shape.is_plain) and self._needs_no_store(operation, now_s):
+                    continue
+                operation.buckets = shape.buckets(request.descriptor)
+                operation.rows, operation.asks = shape.asks(request.descriptor, request.work, criticality, now_us)
+                if idempotency_key is not None:
+                    operation.ask_once()
+                if its_slot is not slot:
+                    slot = its_slot
+                    operations = going.setdefault(slot, [])
+                operations.append(operation)
             except Exception as error:  # what is wrong with one must not cost the others their answers
-                done(error)
-        for slot, cases in going.items():
-            self._buckets.start_acquires(slot, cases, deadline_s=deadline_s)
+                operation.finish(error)
+        for slot, operations in going.items():
+            self._buckets.acquires.start_many(slot, operations, deadline_s=deadline_s)
 
-    def _case(
-        self,
-        request: AcquireRequest,
-        done: Done[Decision],
-        idempotency_key: str | None,
-        highest: Criticality | None,
-        now_s: float,
-        deadline_s: float,
-    ) -> _Case | None:
-        """What is to be asked of the store; None if it has no part in it, and the answer is given."""
-        slot, limits = self._planner.cover(request.namespace, request.descriptor)
-        if limits.denied_by is not None:
-            self._deny(request, limits.denied_by, done)
-            return None
-        case = _Case(self, request, slot, limits, self._ids.next(), done, idempotency_key, deadline_s)
-        if limits.classes is not None or highest is not None:
-            case.criticality = class_of(
-                request.criticality, request.descriptor, limits.classes or NO_CLASSES,
-                default=self.default_criticality, highest=highest,
-            )  # fmt: skip
-        for limit in limits:
-            limit.retries.count(request.attempt, now_s)
-            if limit.sheds and case.lot is None:
-                case.draw(random.random())  # noqa: S311
-        if limits.denied_in_shadow and not request.dry_run:
+    def _needs_no_store(self, operation: Operation, now_s: float) -> bool:
+        """Whether the operation is answered without the store having a part in it."""
+        request, shape = operation.request, operation.shape
+        if shape.denied_by is not None:
+            self._deny(operation, shape.denied_by)
+            return True
+        if shape.sheds:
+            operation.draw(random.random())  # noqa: S311
+        if shape.denied_in_shadow and not request.dry_run:
             self.decisions.denied_in_shadow += 1
-        if not limits:
-            case.tell_uncovered(is_covered=limits.denied_in_shadow)
-        elif len(limits) > BUCKETS_PER_OPERATION_MAX:
-            done(TooManyLimits(_too_many(len(limits))))
-        elif self.remainders.is_going and self._goes_on(case, now_s):
-            case.tell(StoreShunned("the quota goes on in this node until the store knows what was granted of it"))
-        elif not self._standing.breaker.is_open or self._standing.allows(now_s):
-            return case
+        if not shape:
+            self._let_pass_or_refuse(operation, is_covered=shape.denied_in_shadow)
+        elif len(shape) > BUCKETS_PER_OPERATION_MAX:
+            operation.finish(TooManyLimits(_too_many(len(shape))))
+        elif self.remainders.is_going and self._goes_on(shape, now_s):
+            operation.tell(StoreShunned("the quota goes on in this node until the store knows what was granted of it"))
+        elif self._standing.breaker.is_open and not self._standing.allows(now_s):
+            operation.tell(StoreShunned("the store is given a rest"))
         else:
-            case.tell(StoreShunned("the store is given a rest"))
-        return None
+            return False
+        return True
 
-    def _deny(self, request: AcquireRequest, policy: str, done: Done[Decision]) -> None:
+    def _deny(self, operation: Operation, policy: str) -> None:
         """W17: refused for good, and nothing is consumed anywhere."""
         detail = f"{policy} denies whatever it covers"
         refused = Refused(policy, "denied", retry="never", retry_after_ms=0, limits=(), detail=detail)
-        self.decisions.count(refused, dry_run=request.dry_run)
-        done(refused)
+        self.decisions.count(refused, dry_run=operation.request.dry_run)
+        operation.finish(refused)
 
-    def _goes_on(self, case: _Case, now_s: float) -> bool:
+    def _let_pass_or_refuse(self, operation: Operation, *, is_covered: bool) -> None:
+        """No policy has a limit for it, or none speaks of it at all: the store has no part in it."""
+        try:
+            decision = self._let_pass(operation) if is_covered else self._uncovered_decision(operation)
+        except Uncovered as error:
+            operation.finish(error)
+        else:
+            self.decisions.count(decision, dry_run=operation.request.dry_run)
+            operation.finish(decision)
+
+    def _goes_on(self, shape: Shape, now_s: float) -> bool:
         """Whether a quota of the request must not be asked of the store: its balance there is not the truth yet.
 
         After a single call without an answer it is: others go on with the store, and what is owed is posted at once.
         """
         if not (self._standing.breaker.is_open or self.remainders.is_held(now_s)):
             return False
-        return any(limit.is_known for limit in case.limits)
+        return any(limit.is_known for limit in shape)
 
-    def _ask_again(self, case: _Case) -> None:
-        """For what was asked of the wrong buckets, or for the wrong time."""
-        case.is_over = False
-        self._buckets.start_acquire(case.slot, case.plan, case.tell, deadline_s=case.deadline_s)
+    def tell(self, batch: Sequence[Asking], reply: bytes, now_us: int) -> None:
+        """Conclude a batch from the store's reply: unpack and sign, then hand all of them to their desks."""
+        self._standing.answered()
+        at, unpack, size = REPLY_SIZE, _VALUES.unpack_from, _VALUES.size
+        told: list[tuple[Desk, list[Operation]]] = []
+        desk: Desk | None = None
+        granted: list[Operation] = []
+        for operation in batch:
+            count = len(operation.buckets)
+            if type(operation) is not Operation:
+                answer, at = unpack_acquire(reply, at, count, now_us)
+                operation.tell(answer)
+                continue
+            if reply[at] == _GRANTED_CODE and not operation.flags and operation.shape.grants_alike:
+                if count == 1:  # by far the most
+                    values: Sequence[Values] = (unpack(reply, at + 1),)
+                    at += 1 + size
+                else:
+                    values = [unpack(reply, at + 1 + number * size) for number in range(count)]
+                    at += 1 + count * size
+                if operation.is_over:
+                    continue
+                operation.is_over = True
+                self._grant_plainly(operation, values, now_us)
+                granted.append(operation)
+            else:
+                answer, at = unpack_acquire(reply, at, count, now_us)
+                if operation.is_over:
+                    continue
+                self.conclude(operation, answer)
+                if not operation.is_over:  # it asks again
+                    continue
+            if operation.desk is not desk:
+                desk = operation.desk
+                told.append((desk, []))
+            told[-1][1].append(operation)
+        self._count_granted(granted, now_us)
+        for its_desk, operations in told:
+            its_desk.answer(operations)
 
-    def conclude(self, case: _Case, answer: AcquireAnswer | Exception) -> Decision | None:
-        """What the store's answer means; None if it has to be asked once more."""
+    def _grant_plainly(self, operation: Operation, values: Sequence[Values], now_us: int) -> None:
+        """The way of nearly all grants: no value is made of what the buckets said."""
+        request, shape = operation.request, operation.shape
+        deadline_us, expected_ms = now_us + request.ttl_ms * 1000, request.expected_latency_ms
+        if expected_ms is None:
+            expected_ms = NO_LATENCY
+        operation.values, operation.now_us = values, now_us
+        if len(values) == 1:
+            ((code, _, charge, _, _),) = values
+            how, _, wanted = operation.asks[0]
+            operation.charged = charge if code < IN_REQUESTS else 0.0
+            if charge >= wanted or how or code >= IN_REQUESTS:  # all of it could be paid
+                bucket, namespace = operation.buckets[0].encode(), shape.namespace
+                packer = shape.packers.get(len(bucket)) or shape.packer(len(bucket))
+                packed = packer(
+                    VERSION, self._ids.next(), now_us, deadline_us, expected_ms, 0, operation.slot[1], 1,
+                    len(namespace), namespace, charge, 1.0, code >= IN_REQUESTS, len(bucket), bucket,
+                )  # fmt: skip
+                operation.token = self._keyring.seal(packed + self._late)
+                return
+        taken, operation.charged = _taken_plainly(operation, values)
+        operation.token = self._keyring.seal(
+            pack(
+                self._ids.next(), shape.namespace, operation.slot[1], now_us, deadline_us, expected_ms, 0,
+                self._late_us, taken,
+            )
+        )  # fmt: skip
+
+    def _count_granted(self, granted: Sequence[Operation], now_us: int) -> None:
+        """Plain grants, all of a batch."""
+        self.decisions.granted += len(granted)
+        self.decisions.work_admitted += sum([operation.charged for operation in granted])
+        ends = Counter([(id(operation.shape), operation.request.ttl_ms) for operation in granted])
+        shapes = {id(operation.shape): operation.shape for operation in granted}
+        for (shape, ttl_ms), count in ends.items():
+            self._expect_settles(shapes[shape], ttl_ms, count, now_us)
+
+    def _expect_settles(self, limits: Sequence[Limit], ttl_ms: int, count: int, now_us: int) -> None:
+        """Count reservations, to know one day whether they were settled (W14)."""
+        life_us = ttl_ms * 1000 + self._late_us
+        for limit in limits:
+            self.expiries.granted(limit.key, now_us + life_us, life_us, count)
+
+    def conclude(self, operation: Operation, answer: AcquireAnswer | Exception) -> None:
+        """What the store's answer, or its silence, means. It is over then, unless it has to be asked once more."""
+        operation.is_over = True
+        try:
+            decision = self._concluded(operation, answer)
+        except NotDecided as undecided:
+            self.decisions.undecided[undecided.reason] += 1
+            operation.outcome = undecided
+        except Exception as error:
+            operation.is_over = True  # even where it was to be asked again
+            operation.outcome = error
+        else:
+            if decision is not None:
+                self.decisions.count(decision, dry_run=operation.request.dry_run)
+                operation.outcome = decision
+
+    def _concluded(self, operation: Operation, answer: AcquireAnswer | Exception) -> Decision | None:
         if type(answer) is not AcquireAnswer:
             assert isinstance(answer, Exception)
-            return self._unanswered(case, answer)
-        self._standing.answered()
+            return self._unanswered(operation, answer)
         status = answer.status
-        if status is _GRANTED and not answer.memo:
-            return self._grant(case, case.operation.wants, answer.buckets, answer.now_us, is_new=True)
-        if status is AcquireStatus.WINDOW and not case.is_dated:
-            case.is_dated = True  # the clock has heard the right time by now
-            self._ask_again(case)
+        if status is AcquireStatus.WINDOW and not operation.is_dated:
+            operation.is_dated = True
+            self._ask_again(operation, answer.now_us)
             return None
-        if status is AcquireStatus.CORRUPT and any(limit.shadow for limit in case.limits):
+        if status is AcquireStatus.CORRUPT and any(limit.shadow for limit in operation.limits):
             # A shadow refuses nothing, not even by a damaged record (P11, F-S11).
-            case.limits = [limit for limit in case.limits if not limit.shadow]
-            if not case.limits:
-                return self.let_pass(case)
-            self._ask_again(case)
+            operation.limits = [limit for limit in operation.limits if not limit.shadow]
+            if not operation.limits:
+                return self._let_pass(operation)
+            self._ask_again(operation, answer.now_us)
             return None
-        return self._decide(case, case.operation.wants, answer)
+        return self._decide(operation, answer)
 
-    def _unanswered(self, case: _Case, error: Exception) -> Decision:
+    def _ask_again(self, operation: Operation, now_us: int) -> None:
+        """For what was asked of the wrong buckets, or for another window of a calendar: once (P4, F-T4)."""
+        operation.ask_again(now_us)
+        operation.is_over = operation.is_sent = False
+        self._buckets.acquires.start(operation.slot, operation)
+
+    def _unanswered(self, operation: Operation, error: Exception) -> Decision:
         if not isinstance(error, StoreUnavailable):
             raise error
         self.decisions.unanswered[self._standing.unanswered(error)] += 1
-        return self._without_store(case)
+        return self._without_store(operation)
 
-    def _decide(self, case: _Case, wants: tuple[Want, ...], answer: AcquireAnswer) -> Decision:
+    def _decide(self, operation: Operation, answer: AcquireAnswer) -> Decision:
         if answer.status is AcquireStatus.CONFLICT:
             raise IdempotencyConflict("this Idempotency-Key was used before with other parameters")
         if answer.status not in (_GRANTED, AcquireStatus.REFUSED):
-            raise NotDecided("record_damaged", _DAMAGED if case.operation.idempotency is None else _DAMAGED_EITHER)
+            raise NotDecided("record_damaged", _DAMAGED if operation.idempotency is None else _DAMAGED_EITHER)
         if answer.memo:
-            return self._replay(case, wants, answer)
-        for limit, wanted, told in zip(case.limits, wants, answer.buckets, strict=True):
-            if limit.is_known:
-                self.remainders.hear(case.slot, wanted.bucket, wanted.params, told.balance, answer.now_us, 0.0)
-        return self._refuse(case, wants, answer.buckets, answer.now_us)
+            return self._replay(operation, answer)
+        wants = operation.wants(answer.now_us)
+        self._hear(operation, wants, answer)
+        if answer.granted:
+            return self._grant(operation, wants, answer.buckets, answer.now_us, is_new=True)
+        return _refuse(operation, wants, answer.buckets, answer.now_us)
 
-    def _refuse(
-        self,
-        case: _Case,
-        wants: Sequence[Want],
-        answers: Sequence[BucketAnswer],
-        now_us: int,
-        *,
-        degraded: bool = False,
-    ) -> Refused:
-        return refusal(
-            case.limits, wants, answers, requests=case.requests, now_us=now_us, degraded=degraded, lot=case.lot
-        )
+    def _hear(self, operation: Operation, wants: Sequence[Want], answer: AcquireAnswer) -> None:
+        """Remember what is left of quotas, to go on from there without the store (F-S14)."""
+        for limit, wanted, told in zip(operation.limits, wants, answer.buckets, strict=True):
+            if limit.is_known:
+                own = told.charge if told.verdict is _DEBITED else 0.0
+                self.remainders.hear(operation.slot, wanted.bucket, wanted.params, told.balance, answer.now_us, own)
 
     def _grant(
         self,
-        case: _Case,
+        operation: Operation,
         wants: Sequence[Want],
         answers: Sequence[BucketAnswer],
         now_us: int,
@@ -415,139 +403,115 @@ class Decider:
         degraded: bool = False,
         is_new: bool = False,
     ) -> Granted:
-        request = case.request
-        heard_us = now_us if is_new and not degraded else 0
-        charges = _charges(case, wants, answers, degraded=degraded, heard_us=heard_us)
+        request = operation.request
+        taken = _taken(operation, wants, answers, degraded=degraded)
         if is_new and not request.dry_run:
-            self._expect_settle(case, answers, now_us)
+            debited = [limit for limit, told in zip(operation.limits, answers, strict=True) if told.verdict is _DEBITED]
+            self._expect_settles(debited, request.ttl_ms, 1, now_us)
         return Granted(
-            "" if request.dry_run else self._sign(case, charges, now_us),
-            _charged(case, wants, answers),
+            "" if request.dry_run else self._sign(operation, taken, now_us),
+            _charged(operation, wants, answers),
             request.ttl_ms,
-            limit_states(case.limits, wants, answers, case.requests, now_us, case.lot),
-            *(_NO_PRESSURE if case.lot is None else _told(case.limits, answers)),
+            limit_states(operation.limits, wants, answers, operation.requests, now_us, operation.lot),
+            *(_NO_PRESSURE if operation.lot is None else _pressure(operation.limits, answers)),
             degraded,
         )
 
-    def _expect_settle(self, case: _Case, answers: Sequence[BucketAnswer], now_us: int) -> None:
-        """Count the reservation, to know one day whether it was settled (W14)."""
-        life_us = case.request.ttl_ms * 1000 + self._late_us
-        over_us = now_us + life_us
-        for number, answer in enumerate(answers):
-            if answer.verdict is _DEBITED:
-                self.expiries.granted(case.limits[number].key, over_us, life_us)
+    def _sign(self, operation: Operation, taken: Sequence[Taken], now_us: int) -> str:
+        request, (namespace, partition) = operation.request, operation.slot
+        id_ = self._ids.next() if operation.idempotency_key is None else operation.id
+        class_number = 0 if operation.lot is None else operation.lot.class_number
+        packed = pack(
+            id_, namespace.encode("utf-8", "surrogatepass"), partition, now_us, now_us + request.ttl_ms * 1000,
+            operation.expected_ms, class_number, self._late_us, taken,
+        )  # fmt: skip
+        return self._keyring.seal(packed).decode()
 
-    def _replay(self, case: _Case, wants: Sequence[Want], answer: AcquireAnswer) -> Decision:
+    def _replay(self, operation: Operation, answer: AcquireAnswer) -> Decision:
         """The first answer under an idempotency key, whatever has changed since."""
         try:
-            memo = msgspec.msgpack.decode(answer.memo, type=_Memo)
+            memo = msgspec.msgpack.decode(answer.memo, type=Memo)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise NotDecided("record_damaged", _DAMAGED_MEMO) from None
         if len(memo.rows) != len(answer.buckets) or len(memo.id) != ID_SIZE:
             raise NotDecided("record_damaged", _DAMAGED_MEMO)
-        first = _Case(self, case.request, case.slot, case.limits, memo.id, case.done, None, case.deadline_s)
-        first.criticality = case.criticality
+        operation.id, operation.lot = memo.id, None
         if memo.draw is not None:
-            first.draw(memo.draw)
-        if [bucket for bucket, *_ in memo.rows] != [want.bucket for want in wants]:
+            operation.draw(memo.draw)
+        if [bucket for bucket, *_ in memo.rows] != list(operation.buckets):
             # The policies are other ones now: what was charged still stands, their states cannot be told.
-            return self._replay_without_limits(first, memo, answer)
+            return self._replay_without_limits(operation, memo, answer)
+        wants = operation.wants(answer.now_us)
         if answer.granted:
-            granted = self._grant(first, wants, answer.buckets, answer.now_us)
+            granted = self._grant(operation, wants, answer.buckets, answer.now_us)
             return msgspec.structs.replace(granted, replayed=True)
-        refused = self._refuse(first, wants, answer.buckets, answer.now_us)
+        refused = _refuse(operation, wants, answer.buckets, answer.now_us)
         return msgspec.structs.replace(refused, replayed=True)
 
-    def _replay_without_limits(self, case: _Case, memo: _Memo, answer: AcquireAnswer) -> Decision:
+    def _replay_without_limits(self, operation: Operation, memo: Memo, answer: AcquireAnswer) -> Decision:
         if not answer.granted:
             return Refused(
                 policy="", reason="work", retry="after", retry_after_ms=1, limits=(), replayed=True,
                 detail="refused before under this Idempotency-Key, by policies that have changed since",
             )  # fmt: skip
         rows = zip(memo.rows, answer.buckets, strict=True)
-        charges = tuple(
-            Charge(bucket, answered.charge, weight, None, answered.in_requests or number in memo.counting, expected_ms)
-            for number, ((bucket, weight, expected_ms), answered) in enumerate(rows)
-            if answered.verdict is _DEBITED
-        )
+        taken: list[Taken] = [
+            (bucket, told.charge, weight, told.in_requests or number in memo.counting, expected_ms, 0.0)
+            for number, ((bucket, weight, expected_ms), told) in enumerate(rows)
+            if told.verdict is _DEBITED
+        ]
         return Granted(
-            reservation=self._sign(case, charges, answer.now_us),
-            charged=max((charge.charge for charge in charges if not charge.in_requests), default=0.0),
+            reservation=self._sign(operation, taken, answer.now_us),
+            charged=max((charge for _, charge, _, in_requests, *_ in taken if not in_requests), default=0.0),
             expires_in_ms=memo.ttl_ms,
             limits=(),
             replayed=True,
         )
 
-    def _sign(self, case: _Case, charges: tuple[Charge, ...], now_us: int) -> str:
-        namespace, partition = case.slot
-        deadline_us = now_us + case.request.ttl_ms * 1000
-        return self._keyring.sign(
-            Reservation(
-                case.id,
-                namespace,
-                partition,
-                now_us,
-                deadline_us,
-                case.expected_ms,
-                charges,
-                0 if case.lot is None else case.lot.class_number,
-                self._late_us,
-            )
-        )
-
-    def uncovered_decision(self, case: _Case) -> Granted:
+    def _uncovered_decision(self, operation: Operation) -> Granted:
         """P7: no policy speaks of it."""
-        namespace = case.request.namespace
-        declared = self._planner.declares(namespace)
+        request = operation.request
+        declared = self._planner.declares(request.namespace)
         self.decisions.uncovered[declared] += 1
-        self.uncovered.count(namespace, case.request.descriptor, self._now_us(), declared=declared)
+        self.uncovered.count(request.namespace, request.descriptor, self._now_us(), declared=declared)
         if self._refuse_uncovered:
-            raise Uncovered(_refused_uncovered(namespace, declared=declared))
-        return self.let_pass(case, covered=False)
+            raise Uncovered(_refused_uncovered(request.namespace, declared=declared))
+        return self._let_pass(operation, covered=False)
 
-    def let_pass(self, case: _Case, *, covered: bool = True) -> Granted:
+    def _let_pass(self, operation: Operation, *, covered: bool = True) -> Granted:
         """Grant without charging anything."""
         return Granted(
-            reservation="" if case.request.dry_run else self._sign(case, (), self._now_us()),
+            reservation="" if operation.request.dry_run else self._sign(operation, (), self._now_us()),
             charged=0.0,
-            expires_in_ms=case.request.ttl_ms,
+            expires_in_ms=operation.request.ttl_ms,
             limits=(),
             covered=covered,
         )
 
-    def _without_store(self, case: _Case) -> Decision:
+    def _without_store(self, operation: Operation) -> Decision:
         """What the policies say for when the store cannot be asked."""
-        now_us = self._now_us()
-        wants = case.wants(now_us)
-        for limit, wanted in zip(case.limits, wants, strict=True):
+        now_us, slot = self._now_us(), operation.slot
+        wants = operation.wants(now_us)
+        for limit, wanted in zip(operation.limits, wants, strict=True):
             if limit.on_store_failure is OnStoreFailure.CLOSED and not limit.shadow:
                 detail = f"the store cannot be asked, and {limit.name} admits nothing without it"
                 raise NotDecided("store_unavailable", detail, policy=limit.name)
-            if limit.is_known and not self.remainders.begin(case.slot, wanted, now_us) and not limit.shadow:
+            if limit.is_known and not self.remainders.begin(slot, wanted, now_us) and not limit.shadow:
                 detail = f"the store cannot be asked, and this node does not know what is left of {limit.name}"
                 raise NotDecided("store_unavailable", detail, policy=limit.name)
-        answers = self._local.acquire(case.slot, case.limits, wants, now_us=now_us, dry_run=case.request.dry_run)
+        dry_run = operation.request.dry_run
+        answers = self._local.acquire(slot, operation.limits, wants, now_us=now_us, dry_run=dry_run)
         if any(
             answer.verdict >= Verdict.BLOCKED and not limit.shadow
-            for answer, limit in zip(answers, case.limits, strict=True)
+            for answer, limit in zip(answers, operation.limits, strict=True)
         ):
-            return self._refuse(case, wants, answers, now_us, degraded=True)
-        return self._grant(case, wants, answers, now_us, degraded=True, is_new=True)
+            return _refuse(operation, wants, answers, now_us, degraded=True)
+        return self._grant(operation, wants, answers, now_us, degraded=True, is_new=True)
 
     async def post(self) -> None:
         """Have the store debit what quotas granted without it (F-S14)."""
         if self.remainders.is_going:
             await self.remainders.post(self._buckets, self._planner)
-
-    async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
-        """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
-        told: Told[Settled] = Told()
-        self.start_settle(request, told, namespace=namespace)
-        return await told.future
-
-    def start_settle(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None = None) -> None:
-        """The same without a coroutine: `done` is told what came of it, or why nothing did."""
-        self._settler.start(request, done, namespace=namespace)
 
     def _now_us(self) -> int:
         """The store's time as far as it is known."""
@@ -562,7 +526,7 @@ _DAMAGED_EITHER = (
 _DAMAGED_MEMO = "what was kept under this Idempotency-Key cannot be read; nothing was charged, use another key"
 
 
-def _told(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> tuple[bool, float]:
+def _pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> tuple[bool, float]:
     """Whether callers should slow down, and how good their answers should be."""
     told = pressure(limits, answers)
     return told.overloaded, told.quality
@@ -582,57 +546,66 @@ def _too_many(count: int) -> str:
     return f"descriptor: {count} policies cover this descriptor; at most {most} can be decided on at once"
 
 
-def _charges(
-    case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool, heard_us: int
-) -> tuple[Charge, ...]:
-    """What a reservation took: nothing from the store where the store was not asked, unless it will be told (F-S14).
-
-    `heard_us`: when the store told these balances; 0 if it did not, or told them before.
-    """
-    descriptor = case.request.descriptor
-    charges = []
-    for limit, wanted, answer in zip(case.limits, wants, answers, strict=True):
-        if limit.is_known and heard_us:
-            own = answer.charge if answer.verdict is _DEBITED else 0.0
-            case.decider.remainders.hear(case.slot, wanted.bucket, wanted.params, answer.balance, heard_us, own)
-        if answer.verdict is _DEBITED:
-            weight = limit.weight(descriptor) if limit.weights else 1.0
-            charge = 0.0 if degraded and not limit.is_known else answer.charge
-            expected_ms = NO_LATENCY if limit.expectations is None else case.expected_of(limit)
-            # A request's token was the price, whatever its work: a settle corrects nothing (W16).
-            in_requests = answer.in_requests or limit.counts
-            made = Charge(wanted.bucket, charge, weight, None, in_requests, expected_ms)
-            if charge < wanted.charge and not (in_requests or degraded):
-                made = made.but(uncollected=_lost(case, wanted, answer))
-            charges.append(made)
-    return tuple(charges)
+def _refuse(
+    operation: Operation,
+    wants: Sequence[Want],
+    answers: Sequence[BucketAnswer],
+    now_us: int,
+    *,
+    degraded: bool = False,
+) -> Refused:
+    limits, lot, requests = operation.limits, operation.lot, operation.requests
+    return refusal(limits, wants, answers, requests=requests, now_us=now_us, degraded=degraded, lot=lot)
 
 
-def _charged(case: _Case, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
+def _taken_plainly(operation: Operation, values: Sequence[Values]) -> tuple[list[Taken], float]:
+    """What a plain grant took of several buckets, and what it was charged in all."""
+    taken: list[Taken] = []
+    most = (0.0, 0.0)
+    for bucket, (how, _, wanted), (code, _, charge, _, _) in zip(
+        operation.buckets, operation.asks, values, strict=True
+    ):
+        lost, in_requests = 0.0, code >= IN_REQUESTS
+        if not in_requests:
+            if charge < wanted and not how:
+                lost = wanted - charge
+            if (lost, charge) > most:
+                most = (lost, charge)
+        taken.append((bucket, charge, 1.0, in_requests, NO_LATENCY, lost))
+    return taken, most[1]
+
+
+def _taken(
+    operation: Operation, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool
+) -> list[Taken]:
+    """What a reservation took: nothing from the store where the store was not asked, unless it will be told (F-S14)."""
+    descriptor = operation.request.descriptor
+    taken: list[Taken] = []
+    for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True):
+        if answer.verdict is not _DEBITED:
+            continue
+        weight = limit.weight(descriptor) if limit.weights else 1.0
+        charge = 0.0 if degraded and not limit.is_known else answer.charge
+        # A request's token was the price, whatever its work: a settle corrects nothing (W16).
+        in_requests = answer.in_requests or limit.counts
+        lost = 0.0 if in_requests or degraded else _lost(wanted, answer)
+        taken.append((wanted.bucket, charge, weight, in_requests, operation.expected_of(limit), lost))
+    return taken
+
+
+def _charged(operation: Operation, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
     """In the caller's units: what the limit took that could collect least, where all could the most expensive one."""
-    limit = case.limits[0]
-    if len(answers) == 1 and not (limit.weights or limit.counts or limit.shadow or answers[0].in_requests):
-        return answers[0].charge  # by far the most
-    taken = [
-        (_lost(case, wanted, answer) / (weight or 1.0), answer.charge / (weight or 1.0))
-        for limit, (_, weight, _), wanted, answer in zip(case.limits, case.rows(wants), wants, answers, strict=True)
-        if not (answer.in_requests or limit.counts or limit.shadow)
-    ]
-    return max(taken, default=(0.0, 0.0))[1]
+    descriptor, most = operation.request.descriptor, (0.0, 0.0)
+    for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True):
+        if answer.in_requests or limit.counts or limit.shadow:
+            continue
+        weight = (limit.weight(descriptor) if limit.weights else 1.0) or 1.0
+        most = max(most, (_lost(wanted, answer) / weight, answer.charge / weight))
+    return most[1]
 
 
-def _lost(case: _Case, wanted: Want, answer: BucketAnswer) -> float:
+def _lost(wanted: Want, answer: BucketAnswer) -> float:
     """What of a charge the bucket could not pay; what was learned is never more than it can."""
     if answer.charge >= wanted.charge or answer.verdict is not _DEBITED or wanted.how:
         return 0.0
     return wanted.charge - answer.charge
-
-
-def _fingerprint(request: AcquireRequest) -> bytes:
-    """What tells this request from others under the same idempotency key; not how often it was tried."""
-    parts = (
-        request.namespace, sorted(request.descriptor.items()), request.work, request.criticality,
-        request.expected_latency_ms, request.ttl_ms,
-        False,  # where an older node put a field that is gone: a retry may reach a node of either kind
-    )  # fmt: skip
-    return blake2b(msgspec.msgpack.encode(parts), digest_size=16).digest()

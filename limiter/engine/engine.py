@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from os import urandom
 
-from limiter.engine.decider import Asked, Decider
+from limiter.engine.decider import Decider
 from limiter.engine.errors import NotDecided, UnfitField
-from limiter.engine.planner import Rule
 from limiter.engine.policy_file import load_policy_file
-from limiter.model.bucket.contract import AcquireRequest, Decision, Settled, SettleRequest, SignalRequest, SignalsTaken
+from limiter.engine.shape import Rule
+from limiter.model.bucket.contract import SignalRequest, SignalsTaken
 from limiter.model.bucket.reservation import Signer
 from limiter.model.overload.overload_block import is_signal_name
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import CallTally
 from limiter.runtime.pauses import with_pauses
-from limiter.runtime.told import Done
 from limiter.settings import Settings
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreError, without_address
@@ -92,14 +90,6 @@ class Engine:
         self._is_unusable = False
         """Whether the store's policies could not be put in force; the log says why."""
 
-    async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
-        """May this request go ahead?"""
-        return await self._decider.acquire(request, idempotency_key=idempotency_key)
-
-    async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
-        """Correct what was charged."""
-        return await self._decider.settle(request, namespace=namespace)
-
     async def report(self, request: SignalRequest) -> SignalsTaken:
         """Take in how busy a service is, for the controller to go by (G5)."""
         planner = self._decider.planner
@@ -113,14 +103,6 @@ class Engine:
         except TooManyReports as error:
             raise NotDecided("node_busy", f"this report was not taken: {error}; report again in a moment") from None
         return SignalsTaken(bucket, len(slots), request.signals)
-
-    def start_acquires(self, asked: Iterable[Asked]) -> None:
-        """The same for many at once, without coroutines."""
-        self._decider.start_acquires(asked)
-
-    def start_settle(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
-        """The same without a coroutine."""
-        self._decider.start_settle(request, done, namespace=namespace)
 
     @property
     def policies(self) -> PolicySet:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from limiter.model.bucket.operations import LEARNED, TOO_LARGE, Charge, Want
-from limiter.model.numbers import NUMBER_MAX
-from limiter.model.policy.criticality import Classes, Criticality, lowest
-from limiter.model.policy.fields.patterns import Pattern
+from limiter.engine.shape import NOTHING, Rule, Shape
+from limiter.model.policy.criticality import Classes
 from limiter.model.policy.limit import Limit, limit_of
 from limiter.model.policy.matching import Matcher
 from limiter.model.policy.policy import Policy
@@ -18,43 +16,8 @@ from limiter.model.policy.policy_set import Namespace, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode, limit_at
 
-
-class Rule(NamedTuple):
-    """One policy: what it covers, and its limits. One that denies has none."""
-
-    name: str
-    match: Mapping[str, Pattern]
-    group: str | None
-    limits: tuple[Limit, ...]
-    denies: bool
-    shadow: bool
-    classes: Classes
-
-
-class Covered(tuple[Limit, ...]):
-    """The limits that cover a descriptor, by name. Made once for all descriptors that no pattern tells apart."""
-
-    denied_by: str | None
-    """The policy that refuses whatever it covers (W17); None where there is none."""
-    denied_in_shadow: bool
-    """Whether a policy would have, if it did not only watch."""
-    classes: Classes | None
-    """How the class of a request is found; None where it is what the request claims, or the node's default."""
-
-    def __new__(cls, rules: Iterable[Rule], default: Criticality | None = None) -> Self:
-        """Put together what the policies that apply have to say; `default` is the class of their namespace."""
-        found = list(rules)
-        made = super().__new__(cls, [limit for rule in found for limit in rule.limits])
-        made.denied_by = next((rule.name for rule in found if rule.denies and not rule.shadow), None)
-        made.denied_in_shadow = any(rule.denies and rule.shadow for rule in found)
-        tables = tuple(table for rule in found for table in rule.classes.tables)
-        defaults = [rule.classes.default for rule in found if rule.classes.default is not None]
-        classes = Classes(tables, lowest(defaults) if defaults else default)
-        made.classes = None if classes == Classes() else classes
-        return made
-
-
-NOTHING = Covered(())
+SHAPES_KEPT_MAX = 16_384
+"""Combinations of values of one namespace whose shape is remembered."""
 
 
 class Planner:
@@ -98,17 +61,23 @@ class Planner:
             space = before._spaces.get(name) if before else None  # noqa: SLF001  one of us
             if space is None or not space.fits(policies.namespace(name), found):
                 spread = policies.namespace(name)
-                conclude = partial(Covered, default=spread.default_criticality)
+                conclude = partial(Shape, namespace=name, default=spread.default_criticality)
                 matcher = yield from Matcher.steps(list(found.values()), conclude)
                 space = _Space(name, spread, found, matcher)
             self._spaces[name] = space
 
-    def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Covered]:
+    def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Shape]:
         """The limits that apply, by name, and the slot of their buckets (R9)."""
         space = self._spaces.get(namespace)
         if space is None:
             return Slot(namespace), NOTHING
-        return space.slot(descriptor), space.matcher.match(descriptor)
+        get = descriptor.get
+        values = tuple([get(name) for name in space.names])
+        shape = space.shapes.get(values)
+        if shape is None:
+            shape = space.find(values, descriptor)
+        slots = space.slots
+        return slots[0] if len(slots) == 1 else space.slot(descriptor), shape
 
     def declares(self, namespace: str) -> bool:
         """Whether somebody declared the namespace, or put a policy there."""
@@ -165,15 +134,24 @@ def _rule(policy: Policy, partitions: int) -> Rule:
 class _Space:
     """A namespace that has policies."""
 
-    __slots__ = ("_spread", "matcher", "rules", "slots")
+    __slots__ = ("_matcher", "_spread", "names", "rules", "shapes", "slots")
 
-    def __init__(
-        self, name: str, spread: Namespace, rules: Mapping[str, Rule], matcher: Matcher[Rule, Covered]
-    ) -> None:
-        self.matcher = matcher
+    def __init__(self, name: str, spread: Namespace, rules: Mapping[str, Rule], matcher: Matcher[Rule, Shape]) -> None:
+        self._matcher = matcher
+        self.names = matcher.dimensions
+        """The dimensions that policies match on."""
+        self.shapes: dict[tuple[str | None, ...], Shape] = {}
+        """By the values of those dimensions."""
         self.rules = rules
         self._spread = spread
         self.slots = [Slot(name, partition) for partition in range(spread.partitions)]
+
+    def find(self, values: tuple[str | None, ...], descriptor: Mapping[str, str]) -> Shape:
+        """The shape of a descriptor with these values, kept within bounds: clients make up values."""
+        if len(self.shapes) >= SHAPES_KEPT_MAX:
+            self.shapes.clear()
+        self.shapes[values] = shape = self._matcher.match(descriptor)
+        return shape
 
     def fits(self, spread: Namespace, rules: Mapping[str, Rule]) -> bool:
         """Whether it is spread like this and has these very limits."""
@@ -183,33 +161,6 @@ class _Space:
         """The partition that a descriptor belongs to."""
         slots = self.slots
         return slots[0] if len(slots) == 1 else slots[_partition(self._spread, descriptor)]
-
-
-def want(
-    limit: Limit, descriptor: Mapping[str, str], work: float | None, criticality: Criticality, now_us: int
-) -> Want:
-    """What a request wants of a limit's bucket, at a time of the store's; `work` is the caller's estimate."""
-    if limit.rated_by is not None:
-        limit = limit.rated.get(descriptor.get(limit.rated_by), limit)
-    charge, how = (limit.charge, limit.how_unsaid) if work is None or limit.counts else (work, limit.how_estimated)
-    if limit.weights:
-        charge = min(charge * limit.weight(descriptor), NUMBER_MAX)
-    if charge > limit.request_max and not how & LEARNED:
-        how |= TOO_LARGE
-    per = limit.per
-    values = (descriptor.get(per[0]),) if len(per) == 1 else [descriptor.get(dimension) for dimension in per]
-    return Want(
-        bucket_name(limit.bucket, values),
-        limit.terms if limit.period is None else limit.params(now_us),
-        limit.minimums[criticality],
-        charge,
-        how,
-    )
-
-
-def with_terms(charge: Charge, limit: Limit | None, now_us: int) -> Charge:
-    """A charge with the terms of its policy now."""
-    return charge if limit is None else charge.but(params=limit.params(now_us))
 
 
 def _partition(spread: Namespace, descriptor: Mapping[str, str]) -> int:

@@ -7,37 +7,95 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Any, Protocol
 
 from limiter.engine.errors import NotDecided, SettledOtherwise, UnknownReservation
-from limiter.engine.planner import Planner, with_terms
+from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
 from limiter.engine.standing import Standing
 from limiter.model.bucket.contract import LimitState, Settled, SettleRequest
 from limiter.model.bucket.decision import limit_state
 from limiter.model.bucket.expiry import Expiries
-from limiter.model.bucket.operations import (
-    BucketAnswer,
-    BucketSettled,
-    Charge,
-    Settle,
-    SettleAnswer,
-    SettleStatus,
-    Verdict,
-)
-from limiter.model.bucket.reservation import Keyring, Reservation
-from limiter.model.policy.limit import policy_of
+from limiter.model.bucket.operations import BucketAnswer, BucketSettled, SettleAnswer, SettleStatus, Verdict
+from limiter.model.bucket.reservation import Keyring, Reservation, Taken
+from limiter.model.policy.limit import Limit, policy_of
 from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import SettleTally
-from limiter.runtime.told import Done
+from limiter.runtime.told import Told
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable
+from limiter.store.flush import IN_CLASS, Settling, corrected
 from limiter.store.keys import Slot
+from limiter.store.layout import REPLY_SIZE, pack_params, unpack_settle
 
 NO_LATENCY = float("nan")
 _DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"
+
+
+SettleArrived = tuple[SettleRequest, Any, str | None]
+"""A request, its place at the desk, and the only namespace whose reservations the caller may settle; None: any."""
+
+
+class SettleDesk(Protocol):
+    """Where settles go once they are told: all of one turn together."""
+
+    def answer_settles(self, operations: Sequence[Correction]) -> None:
+        """Hand each its answer. An exception here would cost the others theirs."""
+
+
+class Correction(Settling):
+    """One settle on its way, from its decoding to its answer."""
+
+    __slots__ = ("desk", "limits", "outcome", "place", "request", "settler", "slot", "taken")
+
+    slot: Slot
+    taken: Sequence[Taken]
+    limits: Sequence[Limit | None]
+    """Of each bucket, under the policies of now; None where the policy is gone."""
+
+    def __init__(
+        self, settler: Settler, request: SettleRequest, desk: SettleDesk, place: Any, deadline_s: float
+    ) -> None:
+        self.settler = settler
+        self.request = request
+        self.desk = desk
+        self.place = place
+        self.deadline_s = deadline_s
+        self.is_over = self.is_sent = False
+        self.outcome: Settled | Exception | None = None
+
+    def tell(self, answer: Any) -> None:
+        """The store has spoken, or has not in time."""
+        if not self.is_over:
+            self.settler.conclude(self, answer)
+            self.desk.answer_settles((self,))
+
+    def finish(self, outcome: Settled | Exception) -> None:
+        """The store has no part in it."""
+        self.is_over = True
+        self.outcome = outcome
+        self.desk.answer_settles((self,))
+
+    def settled(self) -> Settled:
+        """What came of it, as a value; raises what it is an exception of."""
+        assert self.outcome is not None
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class _WaitingRoom:
+    """The desk of those who wait in a coroutine."""
+
+    def answer_settles(self, operations: Sequence[Correction]) -> None:
+        """Wake each."""
+        for operation in operations:
+            operation.place(operation)
+
+
+_WAITING_ROOM = _WaitingRoom()
 
 
 class Settler:
@@ -56,6 +114,7 @@ class Settler:
     ) -> None:
         self.planner = Planner(PolicySet())
         self._buckets = buckets
+        buckets.settles.tell = self.tell
         self._keyring = keyring
         self._standing = standing
         self._tally = tally
@@ -63,120 +122,144 @@ class Settler:
         self._remainders = remainders
         self._deadline_s = deadline_s
 
-    def start(self, request: SettleRequest, done: Done[Settled], *, namespace: str | None) -> None:
-        """Correct what was charged; `done` is told what came of it, or why nothing did."""
-        reservation = self._keyring.open(request.reservation)
-        if reservation is None or namespace not in (None, reservation.namespace):
-            done(UnknownReservation("no such reservation"))
-        elif not reservation.charges:
-            done(_nothing_charged(reservation, request))
-        elif not self._standing.allows(time.monotonic()):
-            self._tally.unanswered["breaker"] += 1
-            done(NotDecided("store_unavailable", "the store cannot be asked; settle again later"))
-        else:
-            self._ask(reservation, request, done)
+    async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
+        """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
+        told: Told[Correction] = Told()
+        self.begin([(request, told, namespace)], _WAITING_ROOM)
+        return (await told.future).settled()
 
-    def _ask(self, reservation: Reservation, request: SettleRequest, done: Done[Settled]) -> None:
-        slot, operation = self._operation(reservation, request)
-
-        def answered(answer: SettleAnswer | Exception) -> None:
-            try:
-                settled = self._settled(slot, operation, answer)
-            except Exception as error:
-                done(error)
-            else:
-                done(settled)
-
+    def begin(self, arrived: Iterable[SettleArrived], desk: SettleDesk) -> None:
+        """Have the store correct all settles of one turn; each is handed to the desk once that is done, or failed."""
+        now_s, now_us = time.monotonic(), self._buckets.clock.guess_us()
         deadline_s = asyncio.get_running_loop().time() + self._deadline_s
-        try:
-            self._buckets.start_settle(slot, operation, answered, deadline_s=deadline_s)
-        except ValueError as error:
-            done(error)
+        going: dict[Slot, list[Correction]] = {}
+        for request, place, namespace in arrived:
+            operation = Correction(self, request, desk, place, deadline_s)
+            try:
+                reservation = self._keyring.open(request.reservation)
+                if reservation is None or namespace not in (None, reservation.namespace):
+                    operation.finish(UnknownReservation("no such reservation"))
+                elif not reservation.taken:
+                    operation.finish(_nothing_charged(reservation, request))
+                elif not self._standing.allows(now_s):
+                    self._tally.unanswered["breaker"] += 1
+                    operation.finish(NotDecided("store_unavailable", "the store cannot be asked; settle again later"))
+                else:
+                    self._ask(operation, reservation, now_us)
+                    going.setdefault(operation.slot, []).append(operation)
+            except Exception as error:  # what is wrong with one must not cost the others their answers
+                operation.finish(error)
+        for slot, operations in going.items():
+            self._buckets.settles.start_many(slot, operations, deadline_s=deadline_s)
 
-    def _operation(self, reservation: Reservation, request: SettleRequest) -> tuple[Slot, Settle]:
-        now_us, planner = self._buckets.clock.guess_us(), self.planner
-        charges = [
-            with_terms(charge, planner.find(reservation.namespace, charge.bucket), now_us)
-            for charge in reservation.charges
-        ]
-        return Slot(reservation.namespace, reservation.partition), Settle(
-            reservation=reservation.name,
-            charges=tuple(charges),
-            work=request.work,
-            acquired_us=reservation.acquired_us,
-            deadline_us=reservation.deadline_us,
-            final=request.final,
-            latency_ms=NO_LATENCY if request.latency_ms is None else request.latency_ms,
-            expected_ms=reservation.expected_ms,
-            class_number=reservation.class_number,
-            late_us=reservation.late_us,
+    def _ask(self, operation: Correction, reservation: Reservation, now_us: int) -> None:
+        """Find what to ask of the store: the charges of the reservation, under the policies of now."""
+        request, find, namespace = operation.request, self.planner.find, reservation.namespace
+        operation.slot = Slot(namespace, reservation.partition)
+        operation.reservation = reservation.name
+        operation.kind = request.final + IN_CLASS * reservation.class_number
+        operation.fields = (
+            request.work,
+            1.0,
+            NO_LATENCY if request.latency_ms is None else request.latency_ms,
+            reservation.expected_ms,
+            reservation.acquired_us,
+            reservation.deadline_us,
+            reservation.late_us,
         )
+        operation.taken = taken = reservation.taken
+        operation.buckets = [bucket for bucket, *_ in taken]
+        operation.limits = limits = [find(namespace, bucket) for bucket in operation.buckets]
+        operation.rows = [b"" if limit is None else pack_params(limit.params(now_us)) for limit in limits]
+        operation.charges = list(map(corrected, taken))
 
-    def _settled(self, slot: Slot, operation: Settle, answer: SettleAnswer | Exception) -> Settled:
+    def tell(self, batch: Sequence[Settling], reply: bytes, now_us: int) -> None:
+        """Conclude a batch from the store's reply, then hand all of them to their desks."""
+        self._standing.answered()
+        at = REPLY_SIZE
+        told: dict[SettleDesk, list[Correction]] = {}
+        for operation in batch:
+            answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
+            if type(operation) is not Correction:
+                operation.tell(answer)
+            elif not operation.is_over:
+                self.conclude(operation, answer)
+                told.setdefault(operation.desk, []).append(operation)
+        for desk, operations in told.items():
+            desk.answer_settles(operations)
+
+    def conclude(self, operation: Correction, answer: SettleAnswer | Exception) -> None:
+        """What the store's answer, or its silence, means."""
+        operation.is_over = True
+        try:
+            operation.outcome = self._settled(operation, answer)
+        except Exception as error:
+            operation.outcome = error
+
+    def _settled(self, operation: Correction, answer: SettleAnswer | Exception) -> Settled:
         if isinstance(answer, StoreUnavailable):
             self._tally.unanswered[self._standing.unanswered(answer)] += 1
             raise NotDecided("store_unavailable", "the store did not answer in time; settle again") from answer
         if isinstance(answer, Exception):
             raise answer
-        self._standing.answered()
         if answer.status is SettleStatus.GONE:
             raise UnknownReservation("no such reservation")
         if answer.status is SettleStatus.CORRUPT:
             raise NotDecided("record_damaged", _DAMAGED)
-        corrected = _corrected(self._binding(slot, operation, answer))
+        final = operation.request.final
+        adjusted, uncollected = _corrected(_binding(operation, answer))
         settled = Settled(
             work=answer.work,
-            adjusted=corrected.adjusted,
+            adjusted=adjusted,
             stop=answer.stop,
             duplicate=answer.status is SettleStatus.DUPLICATE,
             late=answer.late,
-            limits=self._limits(slot, operation, answer),
-            uncollected=corrected.uncollected,
-            expires_in_ms=0 if operation.final else max(0, int(answer.deadline_us - answer.now_us) // 1000),
+            limits=self._limits(operation, answer),
+            uncollected=uncollected,
+            expires_in_ms=0 if final else max(0, int(answer.deadline_us - answer.now_us) // 1000),
         )
         if answer.status is SettleStatus.CONFLICT:
             raise SettledOtherwise(settled)
-        self._tally.count(settled, final=operation.final)
-        self._count_end(slot.namespace, operation, answer)
+        self._tally.count(settled, final=final)
+        self._count_end(operation, answer)
         return settled
 
-    def _count_end(self, namespace: str, operation: Settle, answer: SettleAnswer) -> None:
+    def _count_end(self, operation: Correction, answer: SettleAnswer) -> None:
         """A settle ends a reservation; progress moves its end (W14)."""
-        if operation.final and answer.status is SettleStatus.DUPLICATE:
+        final, namespace = operation.request.final, operation.slot.namespace
+        if final and answer.status is SettleStatus.DUPLICATE:
             return
-        late_us = operation.late_us
-        life_us = operation.deadline_us - operation.acquired_us + late_us
-        for charge in operation.charges:
-            key = namespace, policy_of(charge.bucket)
-            if operation.final:
+        *_, acquired_us, deadline_us, late_us = operation.fields
+        life_us = deadline_us - acquired_us + late_us
+        for bucket in operation.buckets:
+            key = namespace, policy_of(bucket)
+            if final:
                 self._expiries.settled(key, answer.deadline_us + late_us, life_us)
             elif answer.deadline_us > answer.deadline_before_us:
                 before_us, until_us = answer.deadline_before_us + late_us, answer.deadline_us + late_us
                 self._expiries.renewed(key, before_us, until_us, life_us)
 
-    def _binding(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> list[tuple[Charge, BucketSettled]]:
-        """The buckets of an answer without those of shadows, which have no say (P11)."""
-        rows = zip(operation.charges, answer.buckets, strict=True)
-        if len(operation.charges) == 1:  # by far the most
-            return list(rows)
-        found = [(charge, bucket, self.planner.find(slot.namespace, charge.bucket)) for charge, bucket in rows]
-        return [(charge, bucket) for charge, bucket, limit in found if limit is None or not limit.shadow]
-
-    def _limits(self, slot: Slot, operation: Settle, answer: SettleAnswer) -> tuple[LimitState, ...]:
+    def _limits(self, operation: Correction, answer: SettleAnswer) -> tuple[LimitState, ...]:
         """The states of those buckets that are still there, and whose policies are."""
         states = []
-        for charge, bucket in zip(operation.charges, answer.buckets, strict=True):
-            limit = self.planner.find(slot.namespace, charge.bucket)
-            if limit is None or charge.params is None or not bucket.present:
+        for (name, charge, *_), limit, bucket in zip(operation.taken, operation.limits, answer.buckets, strict=True):
+            if limit is None or not bucket.present:
                 continue
-            if limit.is_known and bucket.rate == charge.params.window_end_us:
+            params = limit.params(answer.now_us)
+            if limit.is_known and bucket.rate == params.window_end_us:
                 own = bucket.adjusted if answer.status is SettleStatus.SETTLED else inf
-                self._remainders.hear(slot, charge.bucket, charge.params, bucket.balance, answer.now_us, own)
-            row = BucketAnswer(
-                Verdict.PASSED, bucket.balance, charge.charge, bucket.rate, bucket.capacity, bucket.in_requests
-            )
-            states.append(limit_state(limit, charge.params, row, answer.now_us, None))
+                self._remainders.hear(operation.slot, name, params, bucket.balance, answer.now_us, own)
+            row = BucketAnswer(Verdict.PASSED, bucket.balance, charge, bucket.rate, bucket.capacity, bucket.in_requests)
+            states.append(limit_state(limit, params, row, answer.now_us, None))
         return tuple(states)
+
+
+def _binding(operation: Correction, answer: SettleAnswer) -> list[tuple[Taken, BucketSettled]]:
+    """The buckets of an answer without those of shadows, which have no say (P11)."""
+    rows = zip(operation.taken, answer.buckets, operation.limits, strict=True)
+    if len(operation.taken) == 1:  # by far the most
+        return [(taken, bucket) for taken, bucket, _ in rows]
+    return [(taken, bucket) for taken, bucket, limit in rows if limit is None or not limit.shadow]
 
 
 def _nothing_charged(reservation: Reservation, request: SettleRequest) -> Settled:
@@ -185,22 +268,22 @@ def _nothing_charged(reservation: Reservation, request: SettleRequest) -> Settle
     return Settled(request.work, 0.0, stop=False, duplicate=False, late=False, limits=(), expires_in_ms=expires_in_ms)
 
 
-class _Corrected(NamedTuple):
-    """What a settle tells of one limit, in the caller's units: charged + adjusted + uncollected = work."""
+def _corrected(rows: Sequence[tuple[Taken, BucketSettled]]) -> tuple[float, float]:
+    """What was adjusted and what is uncollected, in the caller's units: charged + adjusted + uncollected = work.
 
-    adjusted: float
-    uncollected: float
-
-
-def _corrected(rows: Sequence[tuple[Charge, BucketSettled]]) -> _Corrected:
-    """Of several limits, the one that could collect least; where all of them could, the one that was charged most."""
-    counting = [(charge, bucket) for charge, bucket in rows if charge.weight and not charge.in_requests]
+    Of several limits, the one that could collect least; where all of them could, the one that was charged most.
+    """
+    counting = [
+        (uncollected / weight, charge / weight, charge, weight, bucket)
+        for (_, charge, weight, in_requests, _, uncollected), bucket in rows
+        if weight and not in_requests
+    ]
     if not counting:
-        return _Corrected(0.0, 0.0)
-    charge, bucket = max(counting, key=lambda row: (row[1].uncollected / row[0].weight, row[0].charge / row[0].weight))
-    adjusted, weight = bucket.adjusted - bucket.uncollected, charge.weight
+        return 0.0, 0.0
+    _, part, charge, weight, bucket = max(counting, key=lambda row: (row[4].uncollected / row[3], row[1]))
+    adjusted = bucket.adjusted - bucket.uncollected
     # What the acquire said was charged, by the same rule, may have been another limit's.
-    _, charged = max((other.uncollected / other.weight, other.charge / other.weight) for other, _ in counting)
-    if charged != charge.charge / weight:
-        return _Corrected((charge.charge + adjusted) / weight - charged, bucket.uncollected / weight)
-    return _Corrected(adjusted / weight, bucket.uncollected / weight)
+    _, charged = max(row[:2] for row in counting)
+    if charged != part:
+        return (charge + adjusted) / weight - charged, bucket.uncollected / weight
+    return adjusted / weight, bucket.uncollected / weight

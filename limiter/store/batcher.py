@@ -10,39 +10,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
 from binascii import b2a_base64
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 from redis.exceptions import AskError, NoScriptError, ResponseError
 
-from limiter.model.bucket.bucket import Params
 from limiter.model.tally import CallTally
-from limiter.runtime.told import Done, Told
+from limiter.store import flush
 from limiter.store.clock import StoreClock
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
+from limiter.store.flush import Batch, Waiting, WaitT
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
 from limiter.store.link.connect import Link
 from limiter.store.link.deadline import Deadline
 from limiter.store.link.node import pack
-from limiter.store.scripts import Row, Script
+from limiter.store.scripts import Script, arguments
 
 log = logging.getLogger(__name__)
-
-OPERATIONS_MAX = 128
-"""Operations in one call: bounds how long the store is busy with it."""
 
 WORTH_ANOTHER = 20
 """Operations that are worth another call beside one that is under way: while the store decides on some, the node works
 for others. Fewer cost more than they gain, more leave both waiting for each other (measured: docs/decisions/0006)."""
-
-BUCKETS_MAX = 1024
-"""Buckets in one call, for operations that touch many."""
 
 WAITING_MAX = 16_384
 """Operations that may wait in one lane, however fast the store is."""
@@ -62,107 +55,42 @@ PAUSE_S = 0.005
 DRAIN_LOOK_S = 0.001
 """Between one look whether anything is in flight and the next, while a node ends."""
 
-OpT = TypeVar("OpT")
-AnswerT = TypeVar("AnswerT")
 
-
-class Waiting(ABC, Generic[OpT, AnswerT]):
-    """One operation on its way through a lane. It is told what came of it, once, unless nobody waits any more."""
-
-    __slots__ = ("deadline_s", "is_over", "is_sent", "operation")
-
-    def __init__(self, operation: OpT, deadline_s: float) -> None:
-        self.operation = operation
-        self.deadline_s = deadline_s
-        self.is_over = self.is_sent = False
-
-    @abstractmethod
-    def tell(self, answer: AnswerT | Exception) -> None:
-        """Hear the answer, or why there is none; it is over then. What comes after that is not heard."""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.is_over
-
-    def give_up(self) -> None:
-        """The deadline has come."""
-        if self.is_over:
-            return
-        if self.is_sent:
-            self.tell(StoreUnavailable("no answer from the store in time"))
-        else:
-            self.tell(StoreBusy("too many operations were waiting for the store"))
-
-
-class _Passed(Waiting[OpT, AnswerT]):
-    """Passes it on."""
-
-    __slots__ = ("_done",)
-
-    def __init__(self, operation: OpT, done: Done[AnswerT], deadline_s: float) -> None:
-        super().__init__(operation, deadline_s)
-        self._done = done
-
-    @property
-    def is_gone(self) -> bool:
-        return self.is_over or (type(self._done) is Told and self._done.future.cancelled())
-
-    def tell(self, answer: AnswerT | Exception) -> None:
-        if not self.is_over:
-            self.is_over = True
-            self._done(answer)
-
-
-class Batcher(Generic[OpT, AnswerT]):
+class Batcher(Generic[WaitT]):
     """Sends operations through one script, grouped by slot."""
 
-    def __init__(self, link: Link, script: Script[OpT, AnswerT], clock: StoreClock, *, calls_max: int = 2) -> None:
+    def __init__(self, link: Link, script: Script[WaitT], clock: StoreClock, *, calls_max: int = 2) -> None:
         self._link = link
         self._script = script
         self._clock = clock
         self._calls_max = calls_max
-        self._lanes: dict[Slot, _Lane[OpT, AnswerT]] = {}
+        self._lanes: dict[Slot, _Lane[WaitT]] = {}
         self._deadlines = _Deadlines()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = RandomIds(CALL_ID_SIZE)
         self.tally = CallTally()
+        self.tell: Callable[[Sequence[WaitT], bytes, int], None] = script.tell
+        """Is given each batch with its reply and the store's time; whoever makes the operations may do it better."""
 
-    async def run(self, slot: Slot, operation: OpT, *, timeout_s: float) -> AnswerT:
-        """Have one operation applied; StoreUnavailable if there is no answer in time.
-
-        The caller may be cancelled at any moment: the call goes on without it (F-R16).
-        """
-        loop = asyncio.get_running_loop()
-        told: Told[AnswerT] = Told()
-        deadline_s = loop.time() + min(timeout_s, TIMEOUT_MAX_S)
-        waiting = self.start(slot, operation, told, deadline_s=deadline_s)
-        try:
-            return await told.future
-        finally:
-            waiting.is_over = True
-
-    def start(self, slot: Slot, operation: OpT, done: Done[AnswerT], *, deadline_s: float) -> Waiting[OpT, AnswerT]:
-        """The same without a coroutine: `done` is told the answer, or why there is none (in the loop's time)."""
-        waiting: Waiting[OpT, AnswerT] = _Passed(operation, done, deadline_s)
-        lane = self._join(slot, [waiting], deadline_s)
+    def start(self, slot: Slot, waiting: WaitT) -> None:
+        """Have one operation applied; it is told the answer, or StoreUnavailable if there is none by its deadline."""
+        lane = self._join(slot, [waiting], waiting.deadline_s)
         if not lane.scheduled and self._may_call(lane):
             lane.scheduled = True
             # Not at once: whoever else asks in this turn of the loop comes along.
             asyncio.get_running_loop().call_soon(self._start, lane)
-        return waiting
 
-    def start_many(self, slot: Slot, joining: Sequence[Waiting[OpT, AnswerT]], *, deadline_s: float) -> None:
+    def start_many(self, slot: Slot, joining: Sequence[WaitT], *, deadline_s: float) -> None:
         """The same for all who ask in one turn of the loop; the deadline is the same for them."""
         lane = self._join(slot, joining, deadline_s)
         if not lane.scheduled and self._may_call(lane):
             self._start(lane)
 
-    def _join(self, slot: Slot, joining: Sequence[Waiting[OpT, AnswerT]], deadline_s: float) -> _Lane[OpT, AnswerT]:
+    def _join(self, slot: Slot, joining: Sequence[WaitT], deadline_s: float) -> _Lane[WaitT]:
         lane = self._lanes.get(slot)
         if lane is None:
             self._lanes[slot] = lane = _Lane(slot)
-        room = len(joining) if len(lane.waiting) < OPERATIONS_MAX else self._room(lane, deadline_s)
+        room = len(joining) if len(lane.waiting) < flush.OPERATIONS_MAX else self._room(lane, deadline_s)
         admitted = joining if room >= len(joining) else joining[:room]
         lane.waiting.extend(admitted)
         self._deadlines.watch(admitted)
@@ -170,15 +98,15 @@ class Batcher(Generic[OpT, AnswerT]):
             waiting.tell(StoreBusy("too many operations are waiting for the store"))
         return lane
 
-    def _may_call(self, lane: _Lane[OpT, AnswerT]) -> bool:
+    def _may_call(self, lane: _Lane[WaitT]) -> bool:
         """One call is always worth while; another beside it only for some operations at once."""
         return not lane.calls or (lane.calls < self._calls_max and len(lane.waiting) >= WORTH_ANOTHER)
 
-    def _room(self, lane: _Lane[OpT, AnswerT], deadline_s: float) -> int:
+    def _room(self, lane: _Lane[WaitT], deadline_s: float) -> int:
         """For how many there is room: a turn that would only come after the deadline is better refused at once."""
         left_s = deadline_s - asyncio.get_running_loop().time()
         turns = left_s / lane.call_s * self._calls_max if lane.call_s > 0 else WAITING_MAX
-        return max(0, min(WAITING_MAX, int(turns * OPERATIONS_MAX)) - len(lane.waiting))
+        return max(0, min(WAITING_MAX, int(turns * flush.OPERATIONS_MAX)) - len(lane.waiting))
 
     async def drain(self) -> None:
         """Wait for the calls in flight, and for what waits behind them."""
@@ -188,34 +116,30 @@ class Batcher(Generic[OpT, AnswerT]):
             else:
                 await asyncio.sleep(DRAIN_LOOK_S)  # a lane is about to start, or its call is on the wire
 
-    def _start(self, lane: _Lane[OpT, AnswerT]) -> None:
+    def _start(self, lane: _Lane[WaitT]) -> None:
         lane.scheduled = False
-        batch = self._take(lane)
-        if not batch:
+        packed = self._script.take(lane.waiting)
+        if not packed.operations:
             self._forget_if_idle(lane)
             return
         lane.calls += 1
-        call = _Call(self, lane, batch, b2a_base64(self._ids.next(), newline=False))
+        call = _Call(self, lane, packed, b2a_base64(self._ids.next(), newline=False))
         if not self._send_at_once(call):
             self.go_on(call)
         if lane.waiting and self._may_call(lane):
             self._start(lane)
 
-    def _send_at_once(self, call: _Call[OpT, AnswerT]) -> bool:
+    def _send_at_once(self, call: _Call[WaitT]) -> bool:
         """The way of nearly all calls; False where a coroutine has to go on, and nothing was sent."""
         if not self._clock.is_set:
             return False
         now_s = asyncio.get_running_loop().time()
-        try:
-            packed = pack("EVALSHA", self._script.sha, *self._arguments(call))
-        except Exception:
-            log.debug("a call could not be packed", exc_info=True)
-            return False  # the coroutine meets it as well, and tells those who wait
+        packed = pack("EVALSHA", self._script.sha, *self._arguments(call))
         # The first attempt leaves time for a second one, should its connection turn out to be dead.
         attempt_s = now_s + (call.deadline_s - now_s) / 2
-        return self._link.send(call.lane.slot.prefix, packed, call.replied, deadline_s=attempt_s)
+        return self._link.send(call.lane.prefix, packed, call.replied, deadline_s=attempt_s)
 
-    def replied(self, call: _Call[OpT, AnswerT], reply: Any) -> None:
+    def replied(self, call: _Call[WaitT], reply: Any) -> None:
         """What came of a call that was sent at once: answers, or a reason to go on."""
         if type(reply) is not bytes:
             if not isinstance(reply, Exception):
@@ -223,37 +147,23 @@ class Batcher(Generic[OpT, AnswerT]):
             self.go_on(call, reply)
             return
         try:
-            answers = self._answers(call, reply)
+            now_us = reply_time_us(reply)
         except Exception as error:
             self.go_on(call, error)
-        else:
-            self._tell(call, answers)
-            self._landed(call)
+            return
+        self._clock.observe(now_us)
+        self._tell(call.batch, reply, now_us)
+        self._landed(call)
 
-    def go_on(self, call: _Call[OpT, AnswerT], error: Exception | None = None) -> None:
+    def go_on(self, call: _Call[WaitT], error: Exception | None = None) -> None:
         """In a coroutine, with the same id: repairs take time."""
         task = asyncio.get_running_loop().create_task(self._flush(call, error))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _take(self, lane: _Lane[OpT, AnswerT]) -> list[Waiting[OpT, AnswerT]]:
-        """The next batch: in order, without those that gave up, one set of parameters a bucket."""
-        batch: list[Waiting[OpT, AnswerT]] = []
-        known: dict[str, Params | None] = {}
-        queue, rows = lane.waiting, self._script.rows
-        while queue and len(batch) < OPERATIONS_MAX and len(known) < BUCKETS_MAX:
-            waiting = queue[0]
-            if not waiting.is_gone:
-                if not _agree(known, rows(waiting.operation)):
-                    break
-                waiting.is_sent = True
-                batch.append(waiting)
-            queue.popleft()
-        return batch
-
-    async def _flush(self, call: _Call[OpT, AnswerT], error: Exception | None) -> None:
+    async def _flush(self, call: _Call[WaitT], error: Exception | None) -> None:
         try:
-            answers = await self._send(call, error)
+            reply, now_us = await self._send(call, error)
         except asyncio.CancelledError:  # the loop is closing: nobody may be left waiting
             for waiting in (*call.batch, *call.lane.waiting):
                 waiting.tell(StoreUnavailable("the node is ending"))
@@ -266,15 +176,19 @@ class Batcher(Generic[OpT, AnswerT]):
             for waiting in call.batch:
                 waiting.tell(copy(failed))
         else:
-            self._tell(call, answers)
+            self._tell(call.batch, reply, now_us)
         finally:
             self._landed(call)
 
-    def _tell(self, call: _Call[OpT, AnswerT], answers: Sequence[AnswerT]) -> None:
-        for waiting, answer in zip(call.batch, answers, strict=True):
-            waiting.tell(answer)
+    def _tell(self, batch: Sequence[WaitT], reply: bytes, now_us: int) -> None:
+        try:
+            self.tell(batch, reply, now_us)
+        except Exception as error:  # a reply that cannot be read: whoever still waits must hear of it
+            log.exception("a reply of the store cannot be read")
+            for waiting in batch:
+                waiting.tell(copy(error))
 
-    def _landed(self, call: _Call[OpT, AnswerT]) -> None:
+    def _landed(self, call: _Call[WaitT]) -> None:
         """Count the call, and let the lane go on."""
         lane, took_s = call.lane, time.perf_counter() - call.began_s
         self.tally.operations.observe(len(call.batch))
@@ -285,9 +199,9 @@ class Batcher(Generic[OpT, AnswerT]):
         if not lane.scheduled and (not lane.waiting or self._may_call(lane)):
             self._start(lane)
 
-    async def _send(self, call: _Call[OpT, AnswerT], error: Exception | None) -> Sequence[AnswerT]:
+    async def _send(self, call: _Call[WaitT], error: Exception | None) -> tuple[bytes, int]:
         """Send one call until it is answered: again, with the same id, after whatever can be repaired in time."""
-        loop, prefix = asyncio.get_running_loop(), call.lane.slot.prefix
+        loop, prefix = asyncio.get_running_loop(), call.lane.prefix
         command: tuple[bytes | str, bytes] = ("EVALSHA", self._script.sha)
         lost = False
         while True:
@@ -302,7 +216,9 @@ class Batcher(Generic[OpT, AnswerT]):
                 if not self._clock.is_set:
                     await self._learn_the_time(prefix, timeout_s)
                 reply = await self._link.call(prefix, *command, *self._arguments(call), timeout_s=timeout_s)
-                return self._answers(call, reply)
+                now_us = reply_time_us(reply)
+                self._clock.observe(now_us)
+                return reply, now_us
             except NoScriptError:
                 command = ("EVAL", self._script.source)
             except AskError:
@@ -316,48 +232,36 @@ class Batcher(Generic[OpT, AnswerT]):
                 lost = lost or not isinstance(failed, StoreRefused)
                 await asyncio.sleep(min(PAUSE_S, left_s))
 
-    def _answers(self, call: _Call[OpT, AnswerT], reply: bytes) -> Sequence[AnswerT]:
-        self._clock.observe(reply_time_us(reply))
-        return self._script.answers(reply, call.operations)
-
     async def _learn_the_time(self, prefix: bytes, timeout_s: float) -> None:
         """Every call has an expiry by the store's clock, so that clock must be known first."""
         seconds, microseconds = await self._link.call(prefix, "TIME", timeout_s=timeout_s)
         self._clock.observe(int(seconds) * 1_000_000 + int(microseconds))
 
-    def _arguments(self, call: _Call[OpT, AnswerT]) -> list[bytes | int]:
+    def _arguments(self, call: _Call[WaitT]) -> list[bytes | int]:
         """KEYS and ARGV, the same for every attempt."""
         if call.arguments is None:
             expires_us = self._clock.now_us() + CALL_LIFETIME_US
-            call.arguments = self._script.call(
-                call.lane.slot.prefix, call.flush_id, call.operations, expires_us=expires_us
-            )
+            call.arguments = arguments(call.lane.prefix, call.flush_id, call.packed, expires_us=expires_us)
         return call.arguments
 
-    def _forget_if_idle(self, lane: _Lane[OpT, AnswerT]) -> None:
+    def _forget_if_idle(self, lane: _Lane[WaitT]) -> None:
         """Namespaces are client text: lanes must not gather."""
         if not lane.waiting and not lane.calls and not lane.scheduled:
             self._lanes.pop(lane.slot, None)
 
 
-class _Call(Generic[OpT, AnswerT]):
+class _Call(Generic[WaitT]):
     """A batch on its way to the store and back, under one id whatever happens to it."""
 
-    __slots__ = ("_batcher", "arguments", "batch", "began_s", "deadline_s", "flush_id", "lane", "operations")
+    __slots__ = ("_batcher", "arguments", "batch", "began_s", "deadline_s", "flush_id", "lane", "packed")
 
-    def __init__(
-        self,
-        batcher: Batcher[OpT, AnswerT],
-        lane: _Lane[OpT, AnswerT],
-        batch: list[Waiting[OpT, AnswerT]],
-        flush_id: bytes,
-    ) -> None:
+    def __init__(self, batcher: Batcher[WaitT], lane: _Lane[WaitT], packed: Batch[WaitT], flush_id: bytes) -> None:
         self._batcher = batcher
         self.lane = lane
-        self.batch = batch
+        self.packed = packed
+        self.batch = packed.operations
         self.flush_id = flush_id
-        self.operations = [waiting.operation for waiting in batch]
-        self.deadline_s = max([waiting.deadline_s for waiting in batch])
+        self.deadline_s = max([waiting.deadline_s for waiting in packed.operations])
         self.arguments: list[bytes | int] | None = None
         self.began_s = time.perf_counter()  # the loop's own time may count in milliseconds
 
@@ -366,27 +270,18 @@ class _Call(Generic[OpT, AnswerT]):
         self._batcher.replied(self, reply)
 
 
-class _Lane(Generic[OpT, AnswerT]):
+class _Lane(Generic[WaitT]):
     """What waits for one slot, how many calls are on their way there, and how long they take."""
 
-    __slots__ = ("call_s", "calls", "scheduled", "slot", "waiting")
+    __slots__ = ("call_s", "calls", "prefix", "scheduled", "slot", "waiting")
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.waiting: deque[Waiting[OpT, AnswerT]] = deque()
+        self.prefix = slot.prefix
+        self.waiting: deque[WaitT] = deque()
         self.calls = 0
         self.call_s = 0.0
         self.scheduled = False
-
-
-class _Expiring(Protocol):
-    """What has a deadline."""
-
-    deadline_s: float
-    is_over: bool
-
-    def give_up(self) -> None:
-        """The deadline has come."""
 
 
 class _Deadlines:
@@ -398,11 +293,11 @@ class _Deadlines:
     __slots__ = ("_looks_s", "_queue", "_timer")
 
     def __init__(self) -> None:
-        self._queue: deque[_Expiring] = deque()
+        self._queue: deque[Waiting] = deque()
         self._timer: Deadline | None = None
         self._looks_s = 0.0
 
-    def watch(self, joining: Sequence[_Expiring]) -> None:
+    def watch(self, joining: Sequence[Waiting]) -> None:
         """See to it that they give up in time; all of them have one deadline."""
         if not joining:
             return
@@ -434,13 +329,3 @@ class _Deadlines:
         self._timer = None
         if queue:
             self._look_at(queue[0].deadline_s)
-
-
-def _agree(known: dict[str, Params | None], rows: Sequence[Row]) -> bool:
-    """Whether an operation has its buckets go by the same parameters as those before it; they are known then."""
-    for row in rows:
-        params = row.params
-        found = known.setdefault(row.bucket, params)
-        if found is not params and found != params:
-            return False
-    return True

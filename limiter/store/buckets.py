@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from typing import Generic, TypeVar
 
-from limiter.model.bucket.operations import Acquire, AcquireAnswer, AcquireStatus, Settle, SettleAnswer
+from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
 from limiter.model.tally import CallTally
-from limiter.runtime.told import Done
-from limiter.store.batcher import Batcher, Waiting
+from limiter.store.batcher import TIMEOUT_MAX_S, Batcher
 from limiter.store.clock import StoreClock
+from limiter.store.flush import Asking, Settling, Waiting
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link
 from limiter.store.scripts import AcquireScript, SettleScript
@@ -17,78 +18,87 @@ BUCKETS_PER_OPERATION_MAX = 255
 FINGERPRINT_SIZE = 16
 AMOUNT_MAX = 2.0**53
 
-_WINDOW = AcquireStatus.WINDOW
+AnswerT = TypeVar("AnswerT")
 
 
 class Buckets:
-    """Acquires and settles, batched."""
+    """Acquires and settles, batched. The engine gives its operations to the batchers; others may ask and wait here."""
 
     def __init__(self, link: Link, *, calls_max: int = 2) -> None:
         self.clock = StoreClock()
-        self._acquires: Batcher[Acquire, AcquireAnswer] = Batcher(
-            link, AcquireScript(), self.clock, calls_max=calls_max
-        )
-        self._settles: Batcher[Settle, SettleAnswer] = Batcher(link, SettleScript(), self.clock, calls_max=calls_max)
+        self.acquires: Batcher[Asking] = Batcher(link, AcquireScript(), self.clock, calls_max=calls_max)
+        self.settles: Batcher[Settling] = Batcher(link, SettleScript(), self.clock, calls_max=calls_max)
 
     @property
     def call_tallies(self) -> dict[str, CallTally]:
         """What was sent to the store, by operation."""
-        return {"acquire": self._acquires.tally, "settle": self._settles.tally}
+        return {"acquire": self.acquires.tally, "settle": self.settles.tally}
 
     async def acquire(self, slot: Slot, operation: Acquire, *, timeout_s: float) -> AcquireAnswer:
-        """Admit or refuse, over all the operation's buckets or none."""
-        check_acquire(operation)
-        return await self._acquires.run(slot, operation, timeout_s=timeout_s)
+        """Admit or refuse, over all the operation's buckets or none; StoreUnavailable if there is no answer in time.
 
-    def start_acquire(
-        self,
-        slot: Slot,
-        plan: Callable[[int], Acquire],
-        done: Done[AcquireAnswer],
-        *,
-        deadline_s: float,
-    ) -> None:
-        """The same without a coroutine, for an operation that depends on the calendar.
-
-        `plan` makes it for a time of the store's (us). The node only guesses that time, before the first reply by its
-        own clock. Where a quota's window is another one, the script says so and does nothing, and the operation is
-        made anew for the time in the answer (P4, F-T4). `done` is told the answer, or why there is none, until the
-        deadline (in the loop's time).
+        The caller may be cancelled at any moment: the call goes on without it (F-R16).
         """
-
-        def answered(answer: AcquireAnswer | Exception) -> None:
-            if type(answer) is AcquireAnswer and answer.status is _WINDOW:
-                self._acquires.start(slot, plan(answer.now_us), done, deadline_s=deadline_s)
-            else:
-                done(answer)
-
-        operation = plan(self.clock.guess_us())
         check_acquire(operation)
-        self._acquires.start(slot, operation, answered, deadline_s=deadline_s)
-
-    def start_acquires(
-        self, slot: Slot, asked: Sequence[Waiting[Acquire, AcquireAnswer]], *, deadline_s: float
-    ) -> None:
-        """The same for many at once, each sound and made for the time that the caller guesses: WINDOW is an answer too.
-
-        What is sound is said below; whoever makes them by policies has made them so.
-        """
-        self._acquires.start_many(slot, asked, deadline_s=deadline_s)
+        asking = _AwaitedAcquire(timeout_s)
+        asking.take_over(operation)
+        self.acquires.start(slot, asking)
+        return await asking.answer()
 
     async def settle(self, slot: Slot, operation: Settle, *, timeout_s: float) -> SettleAnswer:
         """Correct what an acquire charged, once; or debit a long request as it goes."""
-        _check_settle(operation)
-        return await self._settles.run(slot, operation, timeout_s=timeout_s)
-
-    def start_settle(self, slot: Slot, operation: Settle, done: Done[SettleAnswer], *, deadline_s: float) -> None:
-        """The same without a coroutine; the deadline is in the loop's time."""
-        _check_settle(operation)
-        self._settles.start(slot, operation, done, deadline_s=deadline_s)
+        check_settle(operation)
+        settling = _AwaitedSettle(timeout_s)
+        settling.take_over(operation)
+        self.settles.start(slot, settling)
+        return await settling.answer()
 
     async def drain(self) -> None:
         """Wait until nothing is in flight."""
-        await self._acquires.drain()
-        await self._settles.drain()
+        await self.acquires.drain()
+        await self.settles.drain()
+
+
+class _Awaited(Waiting, Generic[AnswerT]):
+    """What somebody waits for."""
+
+    __slots__ = ()
+    future: asyncio.Future[AnswerT]
+
+    def __init__(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(loop.time() + min(timeout_s, TIMEOUT_MAX_S))
+        self.future = loop.create_future()  # type: ignore[misc]  # a slot of each of the two below
+
+    async def answer(self) -> AnswerT:
+        """What the store says."""
+        try:
+            return await self.future
+        finally:
+            self.is_over = True
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was answered, or nobody waits any more."""
+        return self.is_over or self.future.cancelled()
+
+    def tell(self, answer: AnswerT | Exception) -> None:
+        """Pass it on."""
+        self.is_over = True
+        if self.future.done():
+            return
+        if isinstance(answer, Exception):
+            self.future.set_exception(answer)
+        else:
+            self.future.set_result(answer)
+
+
+class _AwaitedAcquire(_Awaited[AcquireAnswer], Asking):
+    __slots__ = ("future",)
+
+
+class _AwaitedSettle(_Awaited[SettleAnswer], Settling):
+    __slots__ = ("future",)
 
 
 # Many callers share a call: what one of them gets wrong must stop here, before it stops the others.
@@ -114,7 +124,8 @@ def check_acquire(operation: Acquire) -> None:
         raise ValueError(f"a fingerprint has {FINGERPRINT_SIZE} bytes")
 
 
-def _check_settle(operation: Settle) -> None:
+def check_settle(operation: Settle) -> None:
+    """ValueError unless the settle is sound."""
     if not 1 <= len(operation.charges) <= BUCKETS_PER_OPERATION_MAX:
         raise ValueError(f"a settle takes 1 to {BUCKETS_PER_OPERATION_MAX} buckets, not {len(operation.charges)}")
     for charge in operation.charges:

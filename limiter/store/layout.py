@@ -47,20 +47,14 @@ _PARAMS = Struct("<B11d")
 _BLOCK_TERMS = Struct("<3d")
 _HEAD = Struct("<ddH")
 _REPLY = Struct("<Bd")
+REPLY_SIZE = _REPLY.size
+"""Where the answers begin in a reply."""
 
-_ACQUIRE = Struct("<BBdHBdd")
-_WANT = Struct("<HBdd")
-_IDEMPOTENCY = Struct("<H16sI")
-_LOT = Struct("<Bd")
 _ANSWER = Struct("<Bdddd")
-_LONE_ANSWER = Struct("<BBdddd")
 _PRESSURE = Struct("<Bddd")
 _REPLAYED = Struct("<I")
 _MEMO = Struct("<dI")
 
-_SETTLE = Struct("<HBBddddddd")
-_CHARGE = Struct("<HBdd")
-_MORE_OF_A_CHARGE = Struct("<d")
 _SETTLED = Struct("<BBBddd")
 _BUCKET_SETTLED = Struct("<Bddddd")
 _TOMBSTONE = Struct("<BBdd")
@@ -75,9 +69,7 @@ _STATE = Struct("<I")
 _REPORT = Struct("<8sdH")
 _LOAD = Struct("<d")
 
-_TOLD, _DRY_RUN, _DRAWN, _IDEMPOTENT = 1, 2, 4, 8
 _SHEDS = 16
-_IN_CLASS, _EXPECTS, _UNPAID = 2, 2, 4
 _IN_REQUESTS = 4
 _PRESENT, _SETTLED_IN_REQUESTS = 1, 2
 _SETS_CAP, _SETS_CHARGE, _SETS_UNIT, _SETS_SHARE, _SETS_STATE, _SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
@@ -116,7 +108,6 @@ _VERDICTS = {verdict + unit: (verdict, unit > 0) for verdict in Verdict for unit
 """What the first byte of an answer means: the verdict, and whether the bucket counts requests."""
 
 _REFUSED, _GRANTED = AcquireStatus.REFUSED, AcquireStatus.GRANTED
-_DECIDED_MAX = int(_GRANTED)
 
 
 class CallExpired(Exception):
@@ -278,81 +269,23 @@ def _pack_params(params: Params) -> bytes:
     return packed if params.block is None else packed + _BLOCK_TERMS.pack(*params.block)
 
 
-class Terms:
-    """The buckets of one call, numbered as they come, with the parameters each goes by."""
-
-    __slots__ = ("_params", "_row", "buckets", "numbers", "rows")
-
-    def __init__(self) -> None:
-        self.buckets: dict[str, int] = {}
-        self.rows: dict[bytes, int] = {}
-        self.numbers: list[int] = []
-        self._params: Params | None = None
-        self._row = 0
-
-    def number(self, bucket: str, params: Params | None) -> int:
-        """The bucket's number in the call, from 1."""
-        number = self.buckets.get(bucket)
-        if number is None:
-            self.buckets[bucket] = number = len(self.buckets) + 1
-            if params is not self._params:  # most buckets of a call go by the same ones
-                self._params = params
-                self._row = 0 if params is None else self.rows.setdefault(pack_params(params), len(self.rows) + 1)
-            self.numbers.append(self._row)
-        return number
-
-    def arguments(self, *, now_us: int, expires_us: int) -> list[bytes]:
-        """ARGV[1] to ARGV[3]."""
-        head = _HEAD.pack(now_us, expires_us, len(self.buckets))
-        return [head, b"".join(self.rows), Struct(f"<{len(self.numbers)}H").pack(*self.numbers)]
-
-
-def pack_acquires(operations: Sequence[Acquire], terms: Terms, keys: dict[str, int]) -> bytes:
-    """ARGV[4] of acquire.lua; numbers buckets in `terms` and idempotency keys in `keys`."""
-    parts: list[bytes] = []
-    append, number, pack, pack_want = parts.append, terms.number, _ACQUIRE.pack, _WANT.pack
-    for operation in operations:
-        wants, idempotency, lot = operation.wants, operation.idempotency, operation.lot
-        flags = 0 if idempotency is None else _IDEMPOTENT
-        if operation.dry_run:
-            flags |= _DRY_RUN
-        if operation.told:
-            flags = _TOLD
-        if lot is not None:
-            flags |= _DRAWN
-        want = wants[0]
-        row = number(want.bucket, want.params), want.how, want.minimum, want.charge
-        append(pack(flags, len(wants), operation.requests, *row))
-        for want in wants[1:]:
-            append(pack_want(number(want.bucket, want.params), want.how, want.minimum, want.charge))
-        if lot is not None:
-            append(_LOT.pack(lot.class_number, lot.draw))
-        if idempotency is not None:
-            key_number = keys.setdefault(idempotency.key, len(keys) + 1)
-            append(_IDEMPOTENCY.pack(key_number, idempotency.fingerprint, len(idempotency.memo)))
-            append(idempotency.memo)
-    return b"".join(parts)
+def pack_head(now_us: int, expires_us: int, buckets: int) -> bytes:
+    """ARGV[1] of a script that takes batches."""
+    return _HEAD.pack(now_us, expires_us, buckets)
 
 
 def unpack_acquires(reply: bytes, operations: Sequence[Acquire]) -> list[AcquireAnswer]:
     """Answers in the order of the operations; CallExpired if nothing was done."""
     now_us = reply_time_us(reply)
-    answers, at = [], _REPLY.size
-    unpack, size, verdicts = _LONE_ANSWER.unpack_from, _LONE_ANSWER.size, _VERDICTS
+    answers, at = [], REPLY_SIZE
     for operation in operations:
-        if len(operation.wants) == 1 and reply[at] <= _DECIDED_MAX:  # by far the most
-            status, code, balance, charge, rate, capacity = unpack(reply, at)
-            verdict, in_requests = verdicts[code]
-            row = BucketAnswer(verdict, balance, charge, rate, capacity, in_requests)
-            answer = AcquireAnswer(_GRANTED if status else _REFUSED, now_us, (row,))
-            at += size
-        else:
-            answer, at = _unpack_acquire(reply, at, len(operation.wants), now_us)
+        answer, at = unpack_acquire(reply, at, len(operation.wants), now_us)
         answers.append(answer)
     return answers
 
 
-def _unpack_acquire(reply: bytes, at: int, count: int, now_us: int) -> tuple[AcquireAnswer, int]:
+def unpack_acquire(reply: bytes, at: int, count: int, now_us: int) -> tuple[AcquireAnswer, int]:
+    """The answer of an operation on so many buckets, and where the next one begins."""
     status = reply[at]
     at += 1
     if status <= _GRANTED:
@@ -391,7 +324,7 @@ def _unpack_replayed(kept: bytes, now_us: int) -> AcquireAnswer:
         first_us, memo_size = _MEMO.unpack_from(kept)
         at = _MEMO.size + memo_size
         count = (len(kept) - at - 1) // (_DRAWN_SIZE if kept[at] >= _SHEDS else _ANSWER.size)
-        answer, end = _unpack_acquire(kept, at, count, int(first_us))
+        answer, end = unpack_acquire(kept, at, count, int(first_us))
     except (struct_error, IndexError, KeyError, ValueError, OverflowError):
         return AcquireAnswer(AcquireStatus.CORRUPT, now_us)
     if end != len(kept) or not answer.buckets or not 0 < first_us < RATE_MAX:
@@ -399,58 +332,30 @@ def _unpack_replayed(kept: bytes, now_us: int) -> AcquireAnswer:
     return answer.but(memo=kept[_MEMO.size : at])
 
 
-def pack_settles(operations: Sequence[Settle], terms: Terms, tombstones: dict[str, int]) -> bytes:
-    """ARGV[4] of settle.lua; numbers buckets in `terms` and reservations in `tombstones`."""
-    parts: list[bytes] = []
-    for operation in operations:
-        parts.append(
-            _SETTLE.pack(
-                tombstones.setdefault(operation.reservation, len(tombstones) + 1),
-                operation.final + _IN_CLASS * operation.class_number,
-                len(operation.charges),
-                operation.work,
-                operation.requests,
-                operation.latency_ms,
-                operation.expected_ms,
-                operation.acquired_us,
-                operation.deadline_us,
-                operation.late_us,
-            )
-        )
-        for charge in operation.charges:
-            number = terms.number(charge.bucket, charge.params)
-            expected_ms = charge.expected_ms
-            bits = charge.in_requests + (_UNPAID if charge.uncollected else 0)
-            if expected_ms != expected_ms:  # none of its own
-                parts.append(_CHARGE.pack(number, bits, charge.charge, charge.weight))
-            else:
-                parts.append(_CHARGE.pack(number, bits + _EXPECTS, charge.charge, charge.weight))
-                parts.append(_MORE_OF_A_CHARGE.pack(expected_ms))
-            if charge.uncollected:
-                parts.append(_MORE_OF_A_CHARGE.pack(charge.uncollected))
-    return b"".join(parts)
-
-
 def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAnswer]:
     """Answers in the order of the operations; CallExpired if nothing was done."""
     now_us = reply_time_us(reply)
-    answers, at = [], _REPLY.size
+    answers, at = [], REPLY_SIZE
     for operation in operations:
-        status = SettleStatus(reply[at])
-        if status in (SettleStatus.GONE, SettleStatus.CORRUPT):
-            answers.append(SettleAnswer(status, now_us))
-            at += 1
-            continue
-        _, late, stop, work, deadline_us, before_us = _SETTLED.unpack_from(reply, at)
-        at += _SETTLED.size
-        rows = []
-        for _ in operation.charges:
-            code, balance, adjusted, uncollected, rate, capacity = _BUCKET_SETTLED.unpack_from(reply, at)
-            present, in_requests = code >= _PRESENT, code >= _SETTLED_IN_REQUESTS
-            rows.append(BucketSettled(present, balance, adjusted, uncollected, rate, capacity, in_requests))
-            at += _BUCKET_SETTLED.size
-        answers.append(SettleAnswer(status, now_us, late == 1, stop == 1, work, deadline_us, before_us, tuple(rows)))
+        answer, at = unpack_settle(reply, at, len(operation.charges), now_us)
+        answers.append(answer)
     return answers
+
+
+def unpack_settle(reply: bytes, at: int, count: int, now_us: int) -> tuple[SettleAnswer, int]:
+    """The answer of an operation on so many buckets, and where the next one begins."""
+    status = SettleStatus(reply[at])
+    if status in (SettleStatus.GONE, SettleStatus.CORRUPT):
+        return SettleAnswer(status, now_us), at + 1
+    _, late, stop, work, deadline_us, before_us = _SETTLED.unpack_from(reply, at)
+    at += _SETTLED.size
+    rows = []
+    for _ in range(count):
+        code, balance, adjusted, uncollected, rate, capacity = _BUCKET_SETTLED.unpack_from(reply, at)
+        present, in_requests = code >= _PRESENT, code >= _SETTLED_IN_REQUESTS
+        rows.append(BucketSettled(present, balance, adjusted, uncollected, rate, capacity, in_requests))
+        at += _BUCKET_SETTLED.size
+    return SettleAnswer(status, now_us, late == 1, stop == 1, work, deadline_us, before_us, tuple(rows)), at
 
 
 def pack_token(lease: Lease) -> bytes:

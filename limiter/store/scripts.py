@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import sha1
 from pathlib import Path
 from struct import Struct
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-from limiter.model.bucket.bucket import Params
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.model.policy.policy_log import Applied, Call
 from limiter.store import keys
+from limiter.store.flush import Asking, Batch, Settling, WaitT, take_acquires, take_settles
 from limiter.store.layout import (
-    Terms,
+    REPLY_SIZE,
     kept_lease_us,
-    pack_acquires,
+    pack_head,
     pack_loads,
-    pack_settles,
     pack_steers,
     pack_token,
+    unpack_acquire,
     unpack_acquires,
+    unpack_settle,
     unpack_settles,
     unpack_steers,
 )
-from limiter.store.policies.policy_layout import pack_changes, pack_head, pack_origin, unpack_applied
+from limiter.store.policies import policy_layout
+from limiter.store.policies.policy_layout import pack_changes, pack_origin, unpack_applied
 
 _INCLUDE = re.compile(r"^-- #include (lib/\w+\.lua)$", re.MULTILINE)
 _CONSTANTS = re.compile(r"^local ([A-Z_]+(?:, [A-Z_]+)*) = (-?\d+(?:, -?\d+)*)(?: *--.*)?$", re.MULTILINE)
@@ -62,45 +65,18 @@ def load_script(name: str) -> bytes:
     return _WORD.sub(lambda word: constants.get(word[0], word[0]), body).encode()
 
 
-OpT = TypeVar("OpT", contravariant=True)
-AnswerT = TypeVar("AnswerT", covariant=True)
-
-
-class Row(Protocol):
-    """What an operation has to do with one bucket."""
-
-    @property
-    def bucket(self) -> str:
-        """Its name in the slot."""
-
-    @property
-    def params(self) -> Params | None:
-        """What it goes by; None where that is known already."""
-
-
-class Script(Protocol, Generic[OpT, AnswerT]):
+class Script(Protocol[WaitT]):
     """What the batcher needs to know of a script that takes batches."""
 
     name: str
     source: bytes
     sha: bytes
 
-    def rows(self, operation: OpT) -> Sequence[Row]:
-        """The buckets of an operation, each with the parameters it goes by."""
+    def take(self, queue: deque[WaitT]) -> Batch[WaitT]:
+        """The next batch of what waits, packed; nothing if all of them gave up."""
 
-    def call(
-        self,
-        prefix: bytes,
-        flush_id: bytes,
-        operations: Sequence[OpT],
-        *,
-        now_us: int = 0,
-        expires_us: int = 0,
-    ) -> list[bytes | int]:
-        """What follows the script's name in EVAL or EVALSHA: key count, KEYS, ARGV."""
-
-    def answers(self, reply: bytes, operations: Sequence[OpT]) -> Sequence[AnswerT]:
-        """One answer per operation, in order."""
+    def tell(self, batch: Sequence[WaitT], reply: bytes, now_us: int) -> None:
+        """Tell each operation of a batch its answer."""
 
 
 class AcquireScript:
@@ -112,24 +88,25 @@ class AcquireScript:
         self.source = load_script(self.name)
         self.sha = _sha(self.source)
 
-    def rows(self, operation: Acquire) -> Sequence[Row]:
-        """The buckets of an acquire."""
-        return operation.wants
+    def take(self, queue: deque[Asking]) -> Batch[Asking]:
+        """The next batch of acquires."""
+        return take_acquires(queue)
+
+    def tell(self, batch: Sequence[Asking], reply: bytes, now_us: int) -> None:
+        """Each its answer, as the model would give it."""
+        at = REPLY_SIZE
+        for asking in batch:
+            answer, at = unpack_acquire(reply, at, len(asking.buckets), now_us)
+            asking.tell(answer)
 
     def call(
-        self,
-        prefix: bytes,
-        flush_id: bytes,
-        operations: Sequence[Acquire],
-        *,
-        now_us: int = 0,
-        expires_us: int = 0,
+        self, prefix: bytes, flush_id: bytes, operations: Sequence[Acquire], *, now_us: int = 0, expires_us: int = 0
     ) -> list[bytes | int]:
-        """Key count, KEYS and ARGV."""
-        terms, named = Terms(), dict[str, int]()
-        packed = pack_acquires(operations, terms, named)
-        others = [keys.idempotency(prefix, name) for name in named]
-        return _batched(prefix, flush_id, terms, others, packed, now_us=now_us, expires_us=expires_us)
+        """Key count, KEYS and ARGV of one call for these operations."""
+        asking = [Asking(0.0) for _ in operations]
+        for one, operation in zip(asking, operations, strict=True):
+            one.take_over(operation)
+        return _whole(prefix, flush_id, take_acquires(deque(asking)), len(operations), now_us, expires_us)
 
     def answers(self, reply: bytes, operations: Sequence[Acquire]) -> list[AcquireAnswer]:
         """One answer per acquire."""
@@ -145,24 +122,25 @@ class SettleScript:
         self.source = load_script(self.name)
         self.sha = _sha(self.source)
 
-    def rows(self, operation: Settle) -> Sequence[Row]:
-        """The buckets of a settle."""
-        return operation.charges
+    def take(self, queue: deque[Settling]) -> Batch[Settling]:
+        """The next batch of settles."""
+        return take_settles(queue)
+
+    def tell(self, batch: Sequence[Settling], reply: bytes, now_us: int) -> None:
+        """Each its answer, as the model would give it."""
+        at = REPLY_SIZE
+        for settling in batch:
+            answer, at = unpack_settle(reply, at, len(settling.buckets), now_us)
+            settling.tell(answer)
 
     def call(
-        self,
-        prefix: bytes,
-        flush_id: bytes,
-        operations: Sequence[Settle],
-        *,
-        now_us: int = 0,
-        expires_us: int = 0,
+        self, prefix: bytes, flush_id: bytes, operations: Sequence[Settle], *, now_us: int = 0, expires_us: int = 0
     ) -> list[bytes | int]:
-        """Key count, KEYS and ARGV."""
-        terms, named = Terms(), dict[str, int]()
-        packed = pack_settles(operations, terms, named)
-        others = [keys.tombstone(prefix, name) for name in named]
-        return _batched(prefix, flush_id, terms, others, packed, now_us=now_us, expires_us=expires_us)
+        """Key count, KEYS and ARGV of one call for these operations."""
+        settling = [Settling(0.0) for _ in operations]
+        for one, operation in zip(settling, operations, strict=True):
+            one.take_over(operation)
+        return _whole(prefix, flush_id, take_settles(deque(settling)), len(operations), now_us, expires_us)
 
     def answers(self, reply: bytes, operations: Sequence[Settle]) -> list[SettleAnswer]:
         """One answer per settle."""
@@ -186,7 +164,7 @@ class PoliciesScript:
             keys.POLICIES_CURRENT,
             keys.POLICIES_AUDIT,
             *(keys.policy_history(change.entry) for change in call.changes),
-            pack_head(call, now_us=now_us, expires_us=expires_us),
+            policy_layout.pack_head(call, now_us=now_us, expires_us=expires_us),
             pack_origin(call),
             pack_changes(call.changes),
             keys.POLICIES_CHANNEL,
@@ -299,22 +277,31 @@ class SignalScript:
 _TIME = Struct("<d")
 
 
-def _batched(
-    prefix: bytes, flush_id: bytes, terms: Terms, others: list[bytes], packed: bytes, *, now_us: int, expires_us: int
+def arguments(
+    prefix: bytes, flush_id: bytes, batch: Batch[Any], *, now_us: int = 0, expires_us: int = 0
 ) -> list[bytes | int]:
     """Key count, KEYS and ARGV of a script that takes batches: its buckets, the other keys it names, its operations."""
+    buckets = batch.buckets
     bucket_prefix = keys.bucket(prefix, "")
-    buckets = [bucket_prefix + name.encode() for name in terms.buckets]
     return [
-        3 + len(buckets) + len(others),
+        3 + len(buckets) + len(batch.others),
         keys.reply(prefix, flush_id),
         keys.sampling(prefix),
         keys.touched(prefix),
-        *buckets,
-        *others,
-        *terms.arguments(now_us=now_us, expires_us=expires_us),
-        packed,
+        *[bucket_prefix + name.encode() for name in buckets],
+        *[prefix + other for other in batch.others],
+        pack_head(now_us, expires_us, len(buckets)),
+        batch.params,
+        batch.terms,
+        batch.packed,
     ]
+
+
+def _whole(
+    prefix: bytes, flush_id: bytes, batch: Batch[Any], count: int, now_us: int, expires_us: int
+) -> list[bytes | int]:
+    assert len(batch.operations) == count, "one call holds them all"
+    return arguments(prefix, flush_id, batch, now_us=now_us, expires_us=expires_us)
 
 
 def _sha(source: bytes) -> bytes:

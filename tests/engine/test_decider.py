@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from limiter.engine.decider import Decider
+from limiter.engine.decider import WAITING_ROOM, Decider
 from limiter.engine.errors import (
     IdempotencyConflict,
     NotDecided,
@@ -16,6 +16,7 @@ from limiter.engine.errors import (
     Uncovered,
     UnknownReservation,
 )
+from limiter.engine.operation import Operation
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.criticality import Criticality
@@ -335,14 +336,14 @@ async def test_who_cannot_be_asked_again_is_told_once(
     enforce(decider, reads(), {"name": "watching", "match": {}, "rate": 1, "shadow": True})
     valkey.client().set(keys.bucket(Slot().prefix, "watching"), b"not ours")
 
-    def refuses(*_: object, **__: object) -> None:
+    def refuses(*_: object) -> None:
         raise ValueError("not sound")
 
-    monkeypatch.setattr(Buckets, "start_acquire", refuses)
-    watched = decider._buckets._acquires._deadlines
-    told: list[Decision | Exception] = []
-    decider.start_acquire(ask(), told.append)
-    (case,) = watched._queue
+    monkeypatch.setattr(decider._buckets.acquires, "start", refuses)
+    watched = decider._buckets.acquires._deadlines
+    told: list[Operation] = []
+    decider.begin([(ask(), told.append, None, None)], WAITING_ROOM)
+    (operation,) = watched._queue
     await until(lambda: told)
-    case.give_up()
-    assert [str(outcome) for outcome in told] == ["not sound"]
+    operation.give_up()
+    assert [str(operation.outcome) for operation in told] == ["not sound"]

@@ -53,7 +53,7 @@ async def running_engine(url: str, **settings: Any) -> AsyncIterator[Engine]:
 
 
 async def granted(engine: Engine) -> Granted:
-    decision: Decision = await engine.acquire(ASK)
+    decision: Decision = await engine.decider.acquire(ASK)
     assert isinstance(decision, Granted)
     return decision
 
@@ -70,7 +70,7 @@ async def test_nodes_without_a_configured_secret_know_each_other_s_reservations(
         running_engine(valkey.url, deadline_ms=2000) as other,
     ):
         grant = await granted(one)
-        assert (await other.settle(SettleRequest(grant.reservation, 12))).adjusted == 10
+        assert (await other.decider.settle(SettleRequest(grant.reservation, 12))).adjusted == 10
 
 
 async def test_p6_a_policy_put_at_one_node_is_live_at_the_others(valkey: Server) -> None:
@@ -141,10 +141,10 @@ async def test_what_a_node_granted_before_it_had_its_store_others_know_by_a_conf
             async with running_engine(server.tcp_url, deadline_ms=2000, secret=secret) as other:
                 if secret is None:
                     with pytest.raises(UnknownReservation):
-                        await other.settle(SettleRequest(early, 12))
+                        await other.decider.settle(SettleRequest(early, 12))
                 else:
-                    assert (await other.settle(SettleRequest(early, 12))).adjusted == 12
-                assert (await other.settle(SettleRequest((await granted(one)).reservation, 12))).adjusted == 10
+                    assert (await other.decider.settle(SettleRequest(early, 12))).adjusted == 12
+                assert (await other.decider.settle(SettleRequest((await granted(one)).reservation, 12))).adjusted == 10
 
 
 async def test_f_s3_a_store_that_is_away_is_told_and_its_return_needs_no_traffic(valkey: Server, file: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from limiter.controller.plan import make_plans
 from limiter.engine.decider import Decider
-from limiter.engine.planner import Planner, want
+from limiter.engine.planner import Planner
+from limiter.engine.shape import want
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.criticality import Criticality

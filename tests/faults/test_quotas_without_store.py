@@ -12,7 +12,7 @@ import pytest
 
 from limiter.engine import remainders
 from limiter.engine.decider import Decider
-from limiter.engine.engine import Engine, open_engine
+from limiter.engine.engine import open_engine
 from limiter.engine.errors import NotDecided
 from limiter.model.bucket.contract import AcquireRequest, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
@@ -53,7 +53,7 @@ def ask(work: float, customer: str = "c1", **more: Any) -> AcquireRequest:
     return AcquireRequest({"customer": customer}, work=work, **more)
 
 
-async def granted(decider: Decider | Engine, work: float, customer: str = "c1") -> Granted:
+async def granted(decider: Decider, work: float, customer: str = "c1") -> Granted:
     decision = await decider.acquire(ask(work, customer))
     assert isinstance(decision, Granted)
     return decision
@@ -371,10 +371,10 @@ def test_f_s14_sigterm_while_the_store_is_away_says_what_it_will_never_know(
         await engine.start()
         try:
             await until(lambda: not (engine.troubles() or engine.decider.remainders.is_going), within_s=PATIENT_S)
-            await granted(engine, 1000)
+            await granted(engine.decider, 1000)
             await asyncio.to_thread(durable.stop)
             await until(lambda: not engine.store_is_up, within_s=PATIENT_S)
-            assert (await granted(engine, 5)).degraded
+            assert (await granted(engine.decider, 5)).degraded
             if back:
                 await asyncio.to_thread(durable.start)
         finally:

@@ -19,7 +19,7 @@ from limiter.model.bucket.operations import (
     SettleStatus,
     Want,
 )
-from limiter.model.bucket.reservation import Reservation, Signer
+from limiter.model.bucket.reservation import Reservation, Signer, taken_by
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import Slot
@@ -134,9 +134,9 @@ def test_f_r5_after_the_grace_a_reservation_is_gone(store: ScriptStore) -> None:
 def test_f_r6_what_is_not_our_token_names_no_reservation() -> None:
     """One answer for all of them, and no bucket or tombstone to write to. Every bit: tests/model/bucket."""
     ours = Signer(b"ours")
-    charges = (Charge(BUCKET, 2.0),)
+    taken = (taken_by(Charge(BUCKET, 2.0)),)
     reservation = Reservation(
-        id=b"0" * 12, namespace="default", partition=0, acquired_us=1, deadline_us=2, expected_ms=0.0, charges=charges
+        id=b"0" * 12, namespace="default", partition=0, acquired_us=1, deadline_us=2, expected_ms=0.0, taken=taken
     )
     token = ours.sign(reservation)
     assert ours.open(token) == reservation
@@ -299,7 +299,7 @@ async def test_f_r16_callers_cancelled_mid_acquire_leave_nothing_behind(valkey: 
             assert isinstance(answer, AcquireAnswer)
             assert (answer.granted, answer.buckets[0].capacity) == (True, 1000 + number)
         await assert_in_step(buckets)
-        assert buckets._acquires._lanes == {}
+        assert buckets.acquires._lanes == {}
     assert asyncio.all_tasks() == before
 
 
@@ -332,7 +332,7 @@ async def test_f_r16_callers_cancelled_mid_settle_leave_nothing_behind(valkey: S
         for number in range(CALLERS):
             assert record_of(store, f"caller:{number}").balance == 1000 + number - 5
         await assert_in_step(buckets)
-        assert buckets._settles._lanes == {}
+        assert buckets.settles._lanes == {}
     assert asyncio.all_tasks() == before
 
 
@@ -367,7 +367,7 @@ async def test_f_r16_a_caller_cancelled_at_once_was_never_there(valkey: Server) 
             task.cancel()
         await asyncio.wait(tasks)
         await buckets.drain()
-        assert buckets._acquires._lanes == {}
+        assert buckets.acquires._lanes == {}
     assert ScriptStore(valkey, SLOT).record("caller:1") is None
 
 

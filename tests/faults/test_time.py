@@ -1,21 +1,24 @@
 """F-T1 to F-T5: clocks that step, clocks that are wrong, and buckets that nobody asked for a year (promise 6)."""
 
-import asyncio
 import math
 import time
-from collections.abc import Callable
 from itertools import count
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from limiter.engine.decider import Decider
+from limiter.engine.operation import Operation
+from limiter.engine.shape import Shape
 from limiter.model.bucket.bucket import STEP_BACK_MAX_US, TTL_MAX_MS
+from limiter.model.bucket.contract import AcquireRequest, Granted
 from limiter.model.bucket.ledger import Ledger
-from limiter.model.bucket.operations import Acquire, AcquireAnswer
+from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.period import Period, window_us
-from limiter.runtime.told import Told
+from limiter.model.policy.reading import read_policy_set
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.clock import GUESS_MIN_US
@@ -34,7 +37,6 @@ from tests.support.operations import (
     done,
     look,
     quota_terms,
-    record_of,
     reserve,
     settle,
     work_terms,
@@ -124,11 +126,19 @@ def test_f_t1_to_f_t3_any_one_step_costs_a_capacity_and_a_second_at_most(at_ms: 
     assert straight - 101 <= stepped <= straight + 51, "frozen for a second, or full again"
 
 
-async def acquire_at(buckets: Buckets, plan: Callable[[int], Acquire]) -> AcquireAnswer:
-    told: Told[AcquireAnswer] = Told()
-    deadline_s = asyncio.get_running_loop().time() + PATIENT_S
-    buckets.start_acquire(Slot(), plan, told, deadline_s=deadline_s)
-    return await told.future
+def decider_of(buckets: Buckets) -> Decider:
+    """A node's, with a quota of 100 a month."""
+    decider = Decider(buckets, Signer(b"a secret of the tests"), deadline_s=PATIENT_S)
+    quota = {"work": 100, "period": "month", "timezone": "UTC"}
+    decider.enforce(read_policy_set({"policies": [{"name": "monthly", "match": {}, "quota": quota}]}))
+    return decider
+
+
+async def take_10(decider: Decider) -> float:
+    """What is left then."""
+    decision = await decider.acquire(AcquireRequest({"customer": "c1"}, work=10))
+    assert isinstance(decision, Granted)
+    return decision.limits[0].balance
 
 
 async def test_f_t4_a_node_with_a_wrong_clock_decides_like_any_other(
@@ -136,37 +146,38 @@ async def test_f_t4_a_node_with_a_wrong_clock_decides_like_any_other(
 ) -> None:
     """Quotas need a calendar: they go by the store's clock, found with one more call at first, and none later."""
     asked_us: list[int] = []
+    asks, ask_again = Shape.asks, Operation.ask_again
 
-    def plan(now_us: int) -> Acquire:
+    def noting(shape: Shape, *asked: Any) -> Any:
+        asked_us.append(asked[-1])
+        return asks(shape, *asked)
+
+    def noting_again(operation: Operation, now_us: int) -> None:
         asked_us.append(now_us)
-        return ask(quota_terms(100, window_us(now_us, Period.MONTH, UTC)), charge=10)
+        ask_again(operation, now_us)
 
+    monkeypatch.setattr(Shape, "asks", noting)
+    monkeypatch.setattr(Operation, "ask_again", noting_again)
     wild_ns = count(0, 10**17)  # years apart at every look
     monkeypatch.setattr(time, "time", lambda: next(wild_ns) / 1e9)
     monkeypatch.setattr(time, "time_ns", lambda: next(wild_ns))
     for _ in range(2):
         async with node(valkey.url) as buckets:
-            answers = [await acquire_at(buckets, plan) for _ in range(3)]
-            assert all(answer.granted for answer in answers)
+            decider = decider_of(buckets)
+            left = [await take_10(decider) for _ in range(3)]
             assert abs(buckets.clock.now_us() - server_now_us(valkey)) < S_US
     monkeypatch.undo()
     assert asked_us[0] == asked_us[4] == GUESS_MIN_US, "a new node only guesses, and not what cannot be"
     assert all(abs(found - server_now_us(valkey)) < 60 * S_US for found in asked_us[1:4] + asked_us[5:])
     assert len(asked_us) == 8
-    record = record_of(ScriptStore(valkey))
-    assert (record.balance, record.admitted) == (40, 6)
+    assert left == [60, 50, 40]
 
 
 async def test_f_t4_a_node_whose_guess_of_the_window_is_old_asks_again(valkey: Server) -> None:
     """Its last reply was of last month, say: the script answers with its own time and does nothing."""
     async with node(valkey.url) as buckets:
         buckets.clock.observe(server_now_us(valkey) - 40 * DAY_US)
-
-        def plan(now_us: int) -> Acquire:
-            return ask(quota_terms(100, window_us(now_us, Period.MONTH, UTC)), charge=10)
-
-        answer = await acquire_at(buckets, plan)
-    assert (answer.granted, answer.buckets[0].balance) == (True, 90)
+        assert await take_10(decider_of(buckets)) == 90
 
 
 @pytest.mark.parametrize("wrong_us", [-10 * YEAR_US, -10 * S_US, 10 * S_US, 10 * YEAR_US])

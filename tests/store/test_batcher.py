@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Charge, Idempotency, Settle
-from limiter.store import batcher
+from limiter.store import batcher, flush
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreBusy, StoreRefused, StoreUnavailable
 from limiter.store.keys import Slot
@@ -80,7 +80,7 @@ async def test_some_callers_at_once_are_worth_another_call(buckets: Buckets, lin
     await until(lambda: link.in_flight == 1)
     callers += [start(buckets, ask(TERMS)) for _ in range(batcher.WORTH_ANOTHER)]
     await until(lambda: link.in_flight == 2)
-    callers += [start(buckets, ask(TERMS)) for _ in range(batcher.OPERATIONS_MAX)]
+    callers += [start(buckets, ask(TERMS)) for _ in range(flush.OPERATIONS_MAX)]
     await asyncio.sleep(0)
     link.release()
     await asyncio.gather(*callers)
@@ -91,7 +91,7 @@ async def test_some_callers_at_once_are_worth_another_call(buckets: Buckets, lin
 async def test_few_calls_are_in_flight_however_many_ask(buckets: Buckets, link: Watched, valkey: Server) -> None:
     link.hold()
     callers = []
-    for number in range(3 * batcher.OPERATIONS_MAX):  # each in a turn of its own
+    for number in range(3 * flush.OPERATIONS_MAX):  # each in a turn of its own
         callers.append(start(buckets, ask(TERMS, charge=1, bucket=f"b:{number % 50}")))
         await asyncio.sleep(0)
     await until(lambda: link.in_flight == 2)
@@ -99,13 +99,13 @@ async def test_few_calls_are_in_flight_however_many_ask(buckets: Buckets, link: 
     await asyncio.gather(*callers)
     assert link.in_flight_max == 2
     store = ScriptStore(valkey, SLOT)
-    assert sum(record_of(store, f"b:{number}").admitted for number in range(50)) == 3 * batcher.OPERATIONS_MAX
+    assert sum(record_of(store, f"b:{number}").admitted for number in range(50)) == 3 * flush.OPERATIONS_MAX
 
 
 async def test_a_call_carries_no_more_than_its_share(buckets: Buckets, link: Watched) -> None:
-    count = 2 * batcher.OPERATIONS_MAX + 1
+    count = 2 * flush.OPERATIONS_MAX + 1
     await asyncio.gather(*(acquire(buckets, ask(TERMS, bucket=f"b:{number}")) for number in range(count)))
-    assert [found for _, _, found in link.heads] == [batcher.OPERATIONS_MAX, batcher.OPERATIONS_MAX, 1]
+    assert [found for _, _, found in link.heads] == [flush.OPERATIONS_MAX, flush.OPERATIONS_MAX, 1]
 
 
 async def test_a_bucket_has_one_set_of_terms_a_call(buckets: Buckets, link: Watched) -> None:
@@ -127,7 +127,7 @@ async def test_beyond_the_bound_callers_are_turned_away_at_once(
     buckets: Buckets, link: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batcher, "WAITING_MAX", 8)
-    monkeypatch.setattr(batcher, "OPERATIONS_MAX", 8)
+    monkeypatch.setattr(flush, "OPERATIONS_MAX", 8)
     link.hold()
     flying = [start(buckets, ask(TERMS))]
     await until(lambda: link.in_flight == 1)
@@ -144,11 +144,11 @@ async def test_who_would_come_too_late_is_turned_away_at_once(
     buckets: Buckets, link: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 9: a queue longer than the deadline would make everybody late; a short one keeps goodput up."""
-    monkeypatch.setattr(batcher, "OPERATIONS_MAX", 8)
+    monkeypatch.setattr(flush, "OPERATIONS_MAX", 8)
     link.hold()
     flying = [start(buckets, ask(TERMS))]
     await until(lambda: link.in_flight == 1)
-    buckets._acquires._lanes[SLOT].call_s = 1.0
+    buckets.acquires._lanes[SLOT].call_s = 1.0
     waiting = [start(buckets, ask(TERMS)) for _ in range(8)]
     await asyncio.sleep(0)
     with pytest.raises(StoreBusy, match="too many"):
@@ -212,8 +212,8 @@ async def test_lanes_are_forgotten_when_idle(buckets: Buckets) -> None:
     asking = (buckets.acquire(Slot(f"tenant-{number}"), ask(TERMS), timeout_s=PATIENT_S) for number in range(300))
     await asyncio.gather(*asking)
     await buckets.drain()
-    assert buckets._acquires._lanes == {}
-    assert buckets._acquires._tasks == set()
+    assert buckets.acquires._lanes == {}
+    assert buckets.acquires._tasks == set()
 
 
 async def test_a_forgotten_script_is_sent_along_with_the_call(buckets: Buckets, link: Watched, valkey: Server) -> None:
@@ -263,7 +263,7 @@ async def test_nothing_is_left_waiting_when_a_closing_loop_cancels_the_calls(buc
         task.cancel()
     assert (await asyncio.wait([*flying, waiting], timeout=PATIENT_S))[1] == set()
     await asyncio.wait_for(buckets.drain(), timeout=PATIENT_S)
-    assert buckets._acquires._lanes == {}
+    assert buckets.acquires._lanes == {}
 
 
 async def test_whatever_goes_wrong_reaches_everybody_who_waits(buckets: Buckets, link: Watched) -> None:

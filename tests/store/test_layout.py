@@ -15,7 +15,7 @@ from limiter.model.control import stewardship
 from limiter.model.control.stewardship import SteerStatus
 from limiter.model.overload import signals
 from limiter.model.overload.shedding import CLASSES, Shedding
-from limiter.store import batcher, buckets, keys, layout
+from limiter.store import batcher, buckets, flush, keys, layout
 from limiter.store.scripts import scripts_directory
 from tests.support.operations import START_US, work_terms
 
@@ -185,14 +185,14 @@ def test_statuses_have_the_same_numbers() -> None:
         v.name: v for v in Verdict
     }
     flags = {name: ACQUIRE[name] for name in ("TOLD", "DRY_RUN", "DRAWN", "IDEMPOTENT")}
-    assert flags == {name: getattr(layout, f"_{name}") for name in flags}
-    asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED", "REFUSING")}
+    assert flags == {name: getattr(flush, name) for name in flags}
+    asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED")}
     assert asked == {name: getattr(operations, name) for name in asked}
     assert (ACQUIRE["SHEDS"], SETTLE["IN_CLASS"], SETTLE["EXPECTS"], SETTLE["UNPAID"]) == (
         layout._SHEDS,
-        layout._IN_CLASS,
-        layout._EXPECTS,
-        layout._UNPAID,
+        flush.IN_CLASS,
+        flush._EXPECTS,
+        flush._UNPAID,
     )
     assert (ACQUIRE["ANSWER_ROW_SIZE"], ACQUIRE["SHEDS_ROW_SIZE"]) == (layout._ANSWER.size, layout._DRAWN_SIZE)
     assert ACQUIRE["IN_REQUESTS"] == layout._IN_REQUESTS

@@ -41,16 +41,16 @@ class Expiries:
         self._last: dict[Key, list[int]] = {}
         self._last_end_us = 0.0
 
-    def granted(self, key: Key, over_us: float, life_us: float) -> None:
-        """A reservation that can be settled until `over_us`; its life is from the acquire to then."""
+    def granted(self, key: Key, over_us: float, life_us: float, count: int = 1) -> None:
+        """Reservations that can be settled until `over_us`; their life is from the acquire to then."""
         # Nearly all fall into the slot of the one before: the hot path looks there first.
         if life_us <= WIDE_US and 0 < self._last_end_us - over_us <= NARROW_US:
             entry = self._last.get(key)
             if entry is not None:
-                entry[0] += 1
+                entry[0] += count
                 return
         end_us = _slot(over_us, life_us)
-        self._entry(key, end_us)[0] += 1
+        self._entry(key, end_us)[0] += count
         if life_us <= WIDE_US:
             self._last, self._last_end_us = self._open[end_us], end_us
 

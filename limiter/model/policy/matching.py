@@ -222,6 +222,11 @@ class Matcher(Generic[PolicyT, FoundT]):
         yield from self._index.build(policies)
         self._found: dict[tuple[Class, ...], FoundT] = {}
 
+    @property
+    def dimensions(self) -> list[str]:
+        """The dimensions that the policies match on."""
+        return [name for name, _ in self._dimensions]
+
     def match(self, descriptor: Mapping[str, str]) -> FoundT:
         """What was concluded of the policies that cover a descriptor."""
         get = descriptor.get

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from limiter.model.bucket.operations import Charge
-from limiter.model.bucket.reservation import ID_SIZE, TOKEN_MAX, Reservation, Signer
+from limiter.model.bucket.reservation import ID_SIZE, TOKEN_MAX, Reservation, Signer, taken_by
 
 OURS = Signer(b"our secret")
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -32,7 +32,7 @@ reservations = st.builds(
     acquired_us=times_us,
     deadline_us=times_us,
     expected_ms=st.one_of(st.just(math.inf), amounts),
-    charges=st.lists(charges, max_size=8).map(tuple),
+    taken=st.lists(charges.map(taken_by), max_size=8).map(tuple),
     class_number=st.integers(0, 3),
 )
 
@@ -43,7 +43,7 @@ PLAIN = Reservation(
     acquired_us=1_790_000_000_000_000,
     deadline_us=1_790_000_060_000_000,
     expected_ms=200.0,
-    charges=(Charge("orders-reads:c1", 3.0), Charge("monthly:c1", 3.0, 0.5)),
+    taken=(taken_by(Charge("orders-reads:c1", 3.0)), taken_by(Charge("monthly:c1", 3.0, 0.5))),
 )
 TOKEN = OURS.sign(PLAIN)
 
@@ -124,7 +124,7 @@ def test_f_r6_one_reservation_has_one_spelling(spelling: str) -> None:
 def test_f_r6_the_bits_that_base64_leaves_over_must_be_zero() -> None:
     """Tokens whose length leaves 2 or 4 unused bits in the last letter have other spellings of the same bytes."""
     for bucket in ("b", "bb", "bbb"):
-        token = OURS.sign(replace(PLAIN, charges=(Charge(bucket, 1.0),)))
+        token = OURS.sign(replace(PLAIN, taken=(taken_by(Charge(bucket, 1.0)),)))
         others = [token[:-1] + letter for letter in ALPHABET if letter != token[-1]]
         assert OURS.open(token) is not None
         assert all(OURS.open(other) is None for other in others)

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.engine.local import LocalBuckets
-from limiter.engine.planner import Planner, want
+from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
+from limiter.engine.shape import want
 from limiter.model.bucket.admission import part_of_minimum
 from limiter.model.bucket.bucket import Flags, fresh
 from limiter.model.bucket.decision import refusal

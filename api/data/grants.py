@@ -1,0 +1,111 @@
+"""A plain grant as bytes: what a limit's face says, with the balance put in.
+
+A face is what is told of a limit's buckets of one capacity and rate, in the body and in the headers, but for the
+numbers that change with every request. The bytes are those that `api.data.render` makes of a `Granted`; tests compare.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.data.answer import JSON
+from api.data.rate_limit_headers import INTEGER_MAX, policy_item
+from limiter.engine.operation import IN_REQUESTS, Operation
+from limiter.model.bucket.decision import YEAR_MS, YEAR_S
+from limiter.model.policy.limit import Limit
+
+FACES_MAX = 1024
+"""Kept of one limit: a steered cap has many rates."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+_BODY = (
+    b'{"granted":true,"reservation":"%b","charged":%b,"expires_in_ms":%d,"limits":[%b],'
+    b'"overloaded":false,"quality":1.0,"degraded":false,"covered":true}'
+)
+
+
+def _quoted(text: bytes) -> bytes:
+    """As a part of a format."""
+    return text.replace(b"%", b"%%")
+
+
+class Face:
+    """What is told of a limit's buckets of one capacity and rate."""
+
+    __slots__ = ("after", "before", "body", "head", "name", "policy")
+
+    def __init__(self, limit: Limit, capacity: float, rate: float, in_requests: bool) -> None:
+        mechanism = limit.mechanism
+        if mechanism == "auto":
+            mechanism = "requests" if in_requests else "work"
+        self.name, self.policy = policy_item(limit.name, capacity, rate, min(capacity / rate, YEAR_S))
+        self.head = b"%bratelimit: %b;r=%%d;t=%%d\r\nratelimit-policy: %b\r\n" % (
+            JSON, _quoted(self.name), _quoted(self.policy),
+        )  # fmt: skip
+        """The header lines of an answer that tells of this limit alone."""
+        self.before = b'{"policy":%b,"mechanism":"%b","balance":' % (_encode(limit.name), mechanism.encode())
+        self.after = b',"capacity":%b,"rate":%b}' % (_encode(capacity), _encode(rate))
+        self.body = _BODY.replace(b"[%b]", b"[%b%%b%b]" % (_quoted(self.before), _quoted(self.after)))
+
+
+def face_of(limit: Limit, capacity: float, rate: float, in_requests: bool) -> Face:
+    """The face of a limit, made when it is first seen."""
+    key, faces = (capacity, rate, in_requests), limit.faces
+    face: Face | None = faces.get(key)
+    if face is None:
+        if len(faces) >= FACES_MAX:
+            faces.clear()
+        face = faces[key] = Face(limit, capacity, rate, in_requests)
+    return face
+
+
+def rendered(operation: Operation) -> tuple[bytes, bytes]:
+    """The header lines, in the set of the draft, and the body."""
+    values = operation.values
+    if len(values) > 1:
+        return _head_of_many(operation), body(operation)
+    ((code, balance, _, rate, capacity),) = values  # by far the most
+    limit = operation.limits[0]
+    face: Face | None = limit.faces.get((capacity, rate, code >= IN_REQUESTS))
+    if face is None:
+        face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
+    full_ms = (capacity - balance) / rate * 1e3
+    if 0 <= balance <= INTEGER_MAX and full_ms < YEAR_MS:
+        head = face.head % (balance, -(-full_ms // 1000))
+    else:
+        head = face.head % (_left(balance), _reset_s(balance, rate, capacity))
+    return head, face.body % (
+        operation.token, _encode(operation.charged), operation.request.ttl_ms, _encode(balance),
+    )  # fmt: skip
+
+
+def _head_of_many(operation: Operation) -> bytes:
+    states, policies = [], []
+    for limit, (code, balance, _, rate, capacity) in zip(operation.limits, operation.values, strict=True):
+        face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
+        states.append(b"%b;r=%d;t=%d" % (face.name, _left(balance), _reset_s(balance, rate, capacity)))
+        policies.append(face.policy)
+    return b"%bratelimit: %b\r\nratelimit-policy: %b\r\n" % (JSON, b", ".join(states), b", ".join(policies))
+
+
+def body(operation: Operation) -> bytes:
+    """The body alone."""
+    told = []
+    for limit, (code, balance, _, rate, capacity) in zip(operation.limits, operation.values, strict=True):
+        face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
+        told.append(b"%b%b%b" % (face.before, _encode(balance), face.after))
+    return _BODY % (operation.token, _encode(operation.charged), operation.request.ttl_ms, b",".join(told))
+
+
+def _left(balance: float) -> int:
+    return int(balance) if 0 <= balance <= INTEGER_MAX else 0 if balance < 0 else INTEGER_MAX
+
+
+def _reset_s(balance: float, rate: float, capacity: float) -> int:
+    """Whole seconds until the bucket is full."""
+    full_ms = (capacity - balance) / rate * 1e3
+    if full_ms <= 0:
+        return 0
+    return int(-(-(min(YEAR_MS, full_ms)) // 1000))
