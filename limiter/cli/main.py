@@ -38,7 +38,7 @@ EXAMPLE = '{"descriptor": {"service": "orders", "operation": "read", "customer":
 
 app = typer.Typer(
     name="headgate",
-    help="A distributed, work-based rate limiter and overload controller on Redis.",
+    help="Rate limiting and overload control for work of very different cost, on Redis or Valkey.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -72,13 +72,15 @@ def _options(
 Host = Annotated[str | None, typer.Option(help="The address to listen on.", envvar="HEADGATE_HOST")]
 # Numbers as text: the settings say what is wrong with them.
 Port = Annotated[str | None, typer.Option(help="The port to listen on.", envvar="HEADGATE_PORT", metavar="NUMBER")]
-Workers = Annotated[str | None, typer.Option(help="Processes that serve.", envvar="HEADGATE_WORKERS", metavar="NUMBER")]
+Workers = Annotated[
+    str | None, typer.Option(help="The number of API processes.", envvar="HEADGATE_WORKERS", metavar="NUMBER")
+]
 Policies = Annotated[Path | None, typer.Option(help="A policy file, applied at start.", envvar="HEADGATE_POLICIES")]
 
 
 @app.command()
 def up(host: Host = None, port: Port = None, workers: Workers = None, policies: Policies = None) -> None:
-    """Start API and controller on this machine, with an embedded store unless HEADGATE_REDIS_URL names one."""
+    """Start API and controller on this machine, with an embedded store unless HEADGATE_REDIS_URL is set."""
     _serve(_up, host=host, port=port, workers=workers, policies=policies)
 
 
@@ -90,31 +92,31 @@ def api(host: Host = None, port: Port = None, workers: Workers = None, policies:
 
 @app.command()
 def controller() -> None:
-    """Steer caps, charges and shares, beside any number of other controllers."""
+    """Run a controller, which steers caps, charges and shares. Any number may run."""
     with _clear_errors():
         uvloop.run(until_stopped(_controller(Settings.load())))
 
 
 @app.command()
 def health(host: Host = None, port: Port = None) -> None:
-    """Ask the API of this machine whether it is alive, with the settings that it runs with; exit 0 if it is."""
+    """Check whether the API on this machine is alive, using its settings. Exit status 0 if it is."""
     options = {"HEADGATE_HOST": host, "HEADGATE_PORT": port}
     os.environ.update({name: given for name, given in options.items() if given is not None})
     raise typer.Exit(liveness.main())
 
 
-keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
+keys_app = typer.Typer(help="Create API keys.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
 
 @keys_app.command("new")
 def new_api_key(
-    name: Annotated[str, typer.Argument(help="Whose key it is; shown in logs.")],
-    role: Annotated[str, typer.Option(help="caller, viewer or admin.")] = "caller",
-    namespace: Annotated[str | None, typer.Option(help="The only namespace it may touch.")] = None,
+    name: Annotated[str, typer.Argument(help="A name for the key, shown in logs and in the audit log.")],
+    role: Annotated[str, typer.Option(help="What the key may do: caller, viewer or admin.")] = "caller",
+    namespace: Annotated[str | None, typer.Option(help="The only namespace that the key may use.")] = None,
     max_criticality: Annotated[str | None, typer.Option(help="The highest class that its requests may have.")] = None,
 ) -> None:
-    """Make an API key: shown once, here, and kept nowhere."""
+    """Create an API key. It is shown once and stored nowhere."""
     try:
         key, entry = new_key(name, role, namespace, max_criticality)
     except KeyEntryError as error:
@@ -130,9 +132,9 @@ def new_api_key(
 @app.command()
 def bench(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    controller: Annotated[bool, typer.Option("--controller", help="Only the controller's cycle.")] = False,
+    controller: Annotated[bool, typer.Option("--controller", help="Measure only the controller's cycle.")] = False,
 ) -> None:
-    """Measure this machine: scripts, batcher, bytes per bucket, the controller's cycle."""
+    """Measure this machine: scripts, batcher, memory per bucket, the controller's cycle."""
     from limiter.cli.bench import main as measure  # the other commands do without it
 
     if not measure(markdown=markdown, controller=controller):

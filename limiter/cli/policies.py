@@ -46,14 +46,14 @@ EXIT_TROUBLE = 1
 EXIT_USAGE = 2
 WIDTH_OF_A_FILE = 240
 
-app = typer.Typer(help="Check, apply and look at policies.", no_args_is_help=True)
+app = typer.Typer(help="Check, apply and show policies.", no_args_is_help=True)
 
 PolicyFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy file, in YAML or JSON.", show_default=False)]
-PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="A policy.", show_default=False)]
+PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="The policy's name.", show_default=False)]
 OfNamespace = Annotated[str, typer.Option("--namespace", help="The policy's namespace.")]
 Owner = Annotated[
     str | None,
-    typer.Option(help="Who owns what the file applies. Unless given, HEADGATE_POLICIES_OWNER.", show_default=False),
+    typer.Option(help="The owner of what the file applies. By default HEADGATE_POLICIES_OWNER.", show_default=False),
 ]
 
 
@@ -65,7 +65,7 @@ def register(root: typer.Typer) -> None:
 
 @app.command()
 def check(file: PolicyFile) -> None:
-    """Say whether a policy file can be used; asks no store."""
+    """Check whether a policy file is valid. Needs no store."""
     with _clear_errors():
         policies = load_policy_file(file)
         typer.echo(f"{file}: {_count(policies)}, all valid")
@@ -75,12 +75,14 @@ def check(file: PolicyFile) -> None:
 def apply(
     file: PolicyFile,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove what its owner has applied and the file no longer contains.")
+        bool, typer.Option("--prune", help="Remove policies of this owner that the file no longer contains.")
     ] = False,
-    take_over: Annotated[bool, typer.Option("--take-over", help="Replace what others own, and own it.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Replace differing policies of other owners, and own them.")
+    ] = False,
     owner: Owner = None,
 ) -> None:
-    """Put a file's policies in force, all of them in one step, and own them.
+    """Apply a policy file: all of it in one step, or nothing.
 
     Where the file differs from what another owns, nothing is applied.
     """
@@ -92,14 +94,14 @@ def apply(
 def list_(
     namespace: Annotated[str | None, typer.Option(help="Only this namespace.", show_default=False)] = None,
 ) -> None:
-    """Show the policies in force, and the namespaces, and whose they are."""
+    """List the policies and namespaces in force, with their owners."""
     with _clear_errors():
         asyncio.run(_list(namespace))
 
 
 @app.command()
 def diff(file: PolicyFile, owner: Owner = None) -> None:
-    """Show how a file differs from what is in force; exits with 1 if it does."""
+    """Show how a file differs from the policies in force. Exit status 1 if it does."""
     with _clear_errors():
         if asyncio.run(_diff(load_policy_file(file), _owner_of(owner))):
             raise typer.Exit(EXIT_TROUBLE)
@@ -108,12 +110,13 @@ def diff(file: PolicyFile, owner: Owner = None) -> None:
 @app.command()
 def history(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A policy; none: all there is.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="The policy's name; without it, all changes.", show_default=False),
     ] = None,
     namespace: OfNamespace = DEFAULT,
-    limit: Annotated[int, typer.Option(min=1, max=AUDIT_MAX, help="How many changes at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=AUDIT_MAX, help="The most changes to show.")] = 50,
 ) -> None:
-    """Show what was done to a policy, or to all policies and namespaces, when and by whom, newest first."""
+    """Show the changes of a policy, or of all policies and namespaces: when, by whom, newest first."""
     with _clear_errors():
         asyncio.run(_audit(limit) if name is None else _history(namespace, name, limit))
 
@@ -121,22 +124,22 @@ def history(
 @app.command()
 def rollback(
     name: PolicyName,
-    revision: Annotated[int, typer.Argument(min=1, help="One from its history.", show_default=False)],
+    revision: Annotated[int, typer.Argument(min=1, help="A revision from its history.", show_default=False)],
     namespace: OfNamespace = DEFAULT,
 ) -> None:
-    """Put a policy back to what it was at a revision; no file undoes that without --take-over."""
+    """Roll a policy back to an earlier revision. No file undoes that without --take-over."""
     with _clear_errors():
         asyncio.run(_rollback(namespace, name, revision))
 
 
 def inspect(
     policy: Annotated[str | None, typer.Option(help="Only the buckets of this policy.", show_default=False)] = None,
-    namespace: Annotated[str, typer.Option(help="Where to look.")] = "default",
-    contains: Annotated[str, typer.Option(help="Only buckets with this in their name.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 50,
-    why: Annotated[bool, typer.Option("--why", help="Show who steers them, and the last cycles' reasons.")] = False,
+    namespace: Annotated[str, typer.Option(help="The namespace of the buckets.")] = "default",
+    contains: Annotated[str, typer.Option(help="Only buckets whose name contains this text.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="The most buckets to show.")] = 50,
+    why: Annotated[bool, typer.Option("--why", help="Show who steers them, and why, for the last cycles.")] = False,
 ) -> None:
-    """Show live buckets: what is left in them, and what they have seen, or why they are steered as they are."""
+    """Show live buckets with their balances and counts, or (--why) why the controller steers them as it does."""
     with _clear_errors():
         asyncio.run((_explain if why else _inspect)(namespace, policy, contains, limit))
 
@@ -215,7 +218,7 @@ def _difference(place: Place, there: Kept | None, here: Policy | Namespace | Non
     if there is None or isinstance(there.part, str):
         yield f"+ {place.title}"
     elif here is None:
-        yield f"- {place.title} (not in the file any more; apply --prune would remove it)"
+        yield f"- {place.title} (no longer in the file; apply --prune would remove it)"
     elif (before := dump(there.part)) != (after := dump(here)):
         is_foreign = there.owner != owner and not (not there.owner and owner == API)
         whose = f" ({there.owner or API} owns it; only apply --take-over would replace it)" if is_foreign else ""
@@ -320,9 +323,9 @@ def _reasons(seen: Reasoning) -> Iterator[str]:
     if seen.cap is not None:
         yield f"  cap {seen.cap:.6g} requests/s for {seen.committed:.6g} units/s"
     if seen.charge is not None:
-        yield f"  learned charge {seen.charge:.4g} units, work is {(seen.charge_error or 0.0):+.1%} off it"
+        yield f"  learned charge {seen.charge:.4g} units; real work differs by {(seen.charge_error or 0.0):+.1%}"
     if seen.share is not None:
-        yield f"  share {seen.share:.1%} of the limit, for {(seen.share_ends_in_ms or 0.0) / 1000:.1f} s more"
+        yield f"  share {seen.share:.1%} of the limit, for another {(seen.share_ends_in_ms or 0.0) / 1000:.1f} s"
     for cycle in seen.cycles:
         rejected = f"{cycle.rejection_rate:.1%} rejected"
         yield f"  {_when(cycle.at_ms * 1000)}  {cycle.rule:<5}  {rejected:>15}  {cycle.sentence}"
@@ -351,7 +354,7 @@ async def _buckets(
         while more and left > 0:
             page = await list_buckets(link, PageQuery(namespace, partition, policy, contains, cursor, min(left, 1000)))
             for name in page.unreadable:
-                _complain(f"bucket {_escaped(name)} cannot be read: it is damaged, or not ours")
+                _complain(f"bucket {_escaped(name)} cannot be read: its record is damaged, or another program wrote it")
             for found in page.buckets:
                 yield found
             left -= len(page.buckets)
@@ -426,7 +429,7 @@ def _clear_errors() -> Iterator[None]:
     except (PolicyError, PolicyMissing, RevisionConflict, StoreError) as error:
         raise _failure(str(error), EXIT_TROUBLE) from None
     except ResponseError as error:
-        raise _failure(f"the store did not do as it was told: {error}", EXIT_TROUBLE) from None
+        raise _failure(f"the store refused: {error}", EXIT_TROUBLE) from None
 
 
 def _failure(message: str, code: int) -> typer.Exit:

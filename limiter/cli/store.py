@@ -8,7 +8,7 @@ from limiter.cli.policies import EXIT_TROUBLE, _clear_errors, _link, _when, _who
 from limiter.store import inspect
 from limiter.store.policies import losses
 
-store_app = typer.Typer(help="The store.", no_args_is_help=True)
+store_app = typer.Typer(help="Show and acknowledge losses of the store's policies.", no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:
@@ -18,15 +18,15 @@ def register(root: typer.Typer) -> None:
 
 @store_app.command()
 def loss() -> None:
-    """Show whether the store lost its policies, and which are gone; exit 1 if it did and nobody acknowledged that."""
+    """Show whether the store lost its policies, and which. Exit status 1 if a loss is not acknowledged."""
     with _clear_errors():
         found = asyncio.run(_read())
     if found is None:
-        typer.echo("the store has lost nothing that was not acknowledged")
+        typer.echo("no loss, or all losses are acknowledged")
         return
     typer.echo(f"lost at {_when(found.when_us)}: revision {found.before} before, {found.after} after")
     if len(found.times) > 1:
-        typer.echo(f"{len(found.times)} times in all, last at {_when(found.last_us)}")
+        typer.echo(f"{len(found.times)} losses, the last at {_when(found.last_us)}")
     for namespace, name in found.policies:
         typer.echo(f"gone: {namespace}/{name}")
     if found.more:
@@ -36,7 +36,7 @@ def loss() -> None:
 
 @store_app.command()
 def acknowledge() -> None:
-    """Say that a loss was seen: nodes stop warning of it."""
+    """Acknowledge a loss, so that nodes stop warning of it."""
     with _clear_errors():
         found = asyncio.run(_acknowledge())
     typer.echo("there is nothing to acknowledge" if found is None else "acknowledged")

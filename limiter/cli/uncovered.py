@@ -25,12 +25,12 @@ def register(root: typer.Typer) -> None:
 def uncovered(
     url: Annotated[str, typer.Option(help="The node to ask.")] = "http://127.0.0.1:8080",
     namespace: Annotated[str | None, typer.Option(help="Only this namespace.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="The most rows to show.")] = 20,
     key_file: Annotated[
         Path | None, typer.Option(help="A file with the API key of a viewer or an admin.", show_default=False)
     ] = None,
 ) -> None:
-    """Show the most frequent requests that no policy covers, and the names that were probably meant."""
+    """Show the most frequent requests that no policy covers, with the names that were probably meant."""
     query = {"limit": limit} | ({} if namespace is None else {"namespace": namespace})
     rows = _ask(f"{url.rstrip('/')}/v1/uncovered?{urlencode(query)}", key_file)["uncovered"]
     table = _table("requests", "namespace", "dimensions", "probably meant", "last seen", "example")
@@ -38,7 +38,7 @@ def uncovered(
         table.add_row(*_cells(row))
     _print(table)
     if not rows:
-        typer.echo("every request that this process has seen was covered by a policy")
+        typer.echo("a policy covered every request that this process has seen")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -46,7 +46,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     namespace = _escaped(row["namespace"])
     return [
         str(row["count"]),
-        namespace if row["namespace_known"] else f"{namespace} (nobody declared it)",
+        namespace if row["namespace_known"] else f"{namespace} (not declared)",
         ", ".join(_escaped(name) for name in row["dimensions"]),
         meant,
         _when(row["last_seen_ms"] * 1000),

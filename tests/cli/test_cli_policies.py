@@ -106,7 +106,7 @@ def test_a_difference_is_shown_and_ends_with_1(valkey: Server, files: tuple[Path
         "+ default/lists",
         "~ default/reads",
         '    rate: 100 -> "5/m"',
-        "- default/writes (not in the file any more; apply --prune would remove it)",
+        "- default/writes (no longer in the file; apply --prune would remove it)",
         "+ namespace wide",
     ]
 
@@ -186,7 +186,7 @@ def test_live_buckets_are_shown_readably(valkey: Server) -> None:
         ["month:c1", "quota", "998", "1000", "until", "2096-10-02", "07:06:40Z", "1", "1", "0"],
         ["reads:c1", "work", "48", "50", "1e-09/s", "1", "1", "0"],
     ]
-    assert shown.stderr == "headgate: bucket reads:bad cannot be read: it is damaged, or not ours\n"
+    assert shown.stderr == "headgate: bucket reads:bad cannot be read: its record is damaged, or another program wrote it\n"
 
 
 def test_buckets_of_one_policy_and_namespace_are_shown(valkey: Server, files: tuple[Path, Path]) -> None:
@@ -258,7 +258,7 @@ def test_what_another_owns_is_not_overwritten_unless_it_is_taken_over(valkey: Se
     assert lines_of(headgate("policies", "diff", after, url=valkey.url), code=1) == [
         "~ default/reads (api owns it; only apply --take-over would replace it)",
         '    rate: 100 -> "5/m"',
-        "- default/writes (not in the file any more; apply --prune would remove it)",
+        "- default/writes (no longer in the file; apply --prune would remove it)",
     ]
     assert lines_of(headgate("policies", "apply", after, "--take-over", "--prune", url=valkey.url)) == [
         "~ default/reads", "- default/writes", "2 policies, in force (revision 4)"

@@ -133,12 +133,12 @@ def test_the_command_shows_what_a_node_has_counted(store: Server, policies: Path
     (tmp_path / "key").write_text(f"{key}\n")
     with live(store.url, policies) as api, api.client() as client:
         nothing = headgate("uncovered", "--url", api.base)
-        assert nothing.stdout == "every request that this process has seen was covered by a policy\n"
+        assert nothing.stdout == "a policy covered every request that this process has seen\n"
         for namespace in ("default", "no\x1bbody"):
             client.post("/v1/acquire", json={"namespace": namespace, "descriptor": {"costumer": "\x1b[2J"}})
         shown = headgate("uncovered", "--url", api.base).stdout
     assert "costumer: did you mean customer?" in shown
-    assert "body (nobody declared it)" in shown
+    assert "body (not declared)" in shown
     assert "\x1b" not in shown
     with live(store.url, policies, api_keys=entry) as api:
         refused = headgate("uncovered", "--url", api.base)
