@@ -182,11 +182,6 @@ def refusal_share(throttle: float, rank: float) -> float:
     return min(1.0, throttle * rank / 100)
 
 
-def refuses(throttle: float, rank: float, draw: float) -> bool:
-    """Whether a request is refused; `draw` in [0, 1) is the chance it was given (Q4)."""
-    return draw < refusal_share(throttle, rank)
-
-
 def step(state: ExpectationState, sample: ExpectationSample, params: ExpectationParams) -> ExpectationState:
     """Gather a sample; at the end of an interval judge it and move the throttle. What is no number holds (F-P8)."""
     if not _is_sound(sample):

@@ -14,8 +14,8 @@ anchor   the first reading: begin from here. Counters that went back: the bucket
 hold     the record is absent, or a counter is no number (F-P8)
 
 Counters are cumulative, so what came since the last run is a difference whenever it is wanted, and a cycle in which
-nothing is due needs none. A bucket is to be looked at in every cycle until `is_at_rest`, and from then on when it was
-touched: throttles are released while nobody asks, too.
+nothing is due needs none. A bucket is looked at in every cycle until its reading `is_resting`, and from then on when it
+was touched: throttles are released while nobody asks, too.
 """
 
 from __future__ import annotations
@@ -149,11 +149,6 @@ def step(
     state, reasons = _run(state, then, now, reports, params)
     came = now.timed != then.timed or now.refused != then.refused
     return _anchored(state, now, slacks, params, came=came), _order(state, known, params), reasons
-
-
-def is_at_rest(state: OverloadState) -> bool:
-    """Whether nothing will change until somebody asks for this bucket, or reports its load."""
-    return state.reading is not None and state.reading.is_resting
 
 
 def note(reason: Reason, at_us: float) -> Note:

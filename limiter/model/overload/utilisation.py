@@ -109,11 +109,6 @@ def refusal_share(level: float, rank: float, ranks: Ranks) -> float:
     return 1 - math.exp2(-max(0.0, level - first))
 
 
-def refuses(level: float, rank: float, draw: float, ranks: Ranks) -> bool:
-    """Whether a request is refused; `draw` in [0, 1) is the chance it was given."""
-    return draw < refusal_share(level, rank, ranks)
-
-
 def step(state: UtilisationState, sample: UtilisationSample, params: UtilisationParams) -> UtilisationState:
     """Smooth what was reported, and move the level by the excess of the busiest signal. No number, no move (F-P8)."""
     if not 0 <= sample.elapsed_s < math.inf:

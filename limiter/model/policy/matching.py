@@ -126,11 +126,6 @@ PolicyT = TypeVar("PolicyT", bound=Matchable)
 FoundT = TypeVar("FoundT")
 
 
-def pattern_matches(pattern: Pattern, value: str | None) -> bool:
-    """Whether one dimension's value fits one pattern."""
-    return pattern in _Dimension([pattern]).class_of(value)
-
-
 def _fits(pieces: Sequence[str], value: str) -> bool:
     """Whether a value has the pieces in this order, the first at its start and the last at its end.
 

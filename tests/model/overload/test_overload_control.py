@@ -12,7 +12,6 @@ from limiter.model.overload.overload_control import (
     OverloadParams,
     OverloadState,
     Reason,
-    is_at_rest,
     overload_params,
     pack_state,
     step,
@@ -39,6 +38,11 @@ class World:
         self.now_us = START_US
         self.reasons: list[Reason] = []
         self.cycle()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing will change until somebody asks for the bucket, or reports its load."""
+        return self.state.reading is not None and self.state.reading.is_resting
 
     def cycle(self) -> ShedOrder | None:
         since_us, self.now_us = self.now_us, self.now_us + CYCLE_US
@@ -213,9 +217,9 @@ def test_a_bucket_comes_to_rest_and_what_comes_then_is_judged_by_itself() -> Non
     for _ in range(10):
         world.serve(5, latency_ms=500)
         world.cycle()
-    assert not is_at_rest(world.state)
+    assert not world.is_resting
     world.cycles(200)
-    assert is_at_rest(world.state)
+    assert world.is_resting
     assert world.known.refused_shares == [0.0] * 4, "throttles are released while nobody asks"
     world.now_us += 3_600_000_000
     for _ in range(12):
@@ -297,11 +301,11 @@ def test_a_bucket_at_rest_is_woken_by_refusals_alone() -> None:
     world = World(response_time={"target_ms": 100, "rate_initial": 0.05})
     world.serve(1, latency_ms=80)
     world.cycles(40)
-    assert is_at_rest(world.state)
+    assert world.is_resting
     assert world.known.rates[1] == 0.05
     world.known.refused[1] += 1
     world.cycle()
-    assert not is_at_rest(world.state)
+    assert not world.is_resting
     for _ in range(60):
         world.known.refused[1] += 1
         world.cycle()

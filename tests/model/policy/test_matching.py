@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.model.policy import matching
-from limiter.model.policy.matching import AnyOf, Matcher, Networks, Pattern, most_specific, pattern_matches, specificity
+from limiter.model.policy.matching import AnyOf, Matcher, Networks, Pattern, most_specific, specificity
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.reading import read_policy
+
+
+def pattern_matches(pattern: Pattern, value: str | None) -> bool:
+    """Whether one dimension's value fits one pattern."""
+    descriptor = {} if value is None else {"dimension": value}
+    return Matcher([Named("one", {"dimension": pattern})], bool).match(descriptor)
 
 
 class Named:
