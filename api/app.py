@@ -84,6 +84,7 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
                 "tracing": tracing,
                 "body_max_bytes": settings.body_max_bytes,
                 "body_timeout_s": settings.body_timeout_s,
+                "access_log": settings.access_log,
             }
 
     app = FastAPI(
@@ -104,7 +105,9 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
         app.add_exception_handler(kind, handler)
     app.add_middleware(Methods, routes_of=app)
     documents = {app.docs_url or "", app.openapi_url or ""}
-    app.add_middleware(Observed, requests=plane.requests, tracing=tracing, documents=documents)
+    app.add_middleware(
+        Observed, requests=plane.requests, tracing=tracing, documents=documents, access_log=settings.access_log
+    )
     describe(app)
     return app
 

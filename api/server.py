@@ -102,7 +102,7 @@ async def serve_here(
     settings: Settings, url: str, sockets: Sequence[socket.socket], on_started: Started = lambda: None
 ) -> None:
     """Serve from this process."""
-    logs.configure(settings.log_format)
+    logs.configure(settings.log_format, settings.log_level)
     async with _running_engine(settings, url) as engine, _open_tracing(settings) as tracing:
         server = _Server(_config(create_app(engine, settings, tracing), settings), on_started)
         serving = asyncio.create_task(server.serve(list(sockets)))
@@ -142,7 +142,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         log_config=None,
-        access_log=settings.access_log,
+        access_log=False,  # ours tells more: `api.transport.access`
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,

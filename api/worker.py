@@ -13,12 +13,14 @@ from contextlib import suppress
 import uvloop
 
 from api.server import serve_here, tame_collector
+from api.transport import logs
 from limiter.runtime.stopping import until_stopped
 from limiter.settings import Settings
 
 
 async def _main(told: int, sockets: list[socket.socket]) -> None:
     settings = Settings.load()
+    logs.keep_lines_whole()
     assert settings.redis_url is not None, "the supervisor names the store"
     url = settings.redis_url.get_secret_value()
     await until_stopped(serve_here(settings, url, sockets, lambda: _say_started(told)))

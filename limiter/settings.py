@@ -68,6 +68,9 @@ class Settings(BaseSettings):
         default="draft", description="RateLimit and RateLimit-Policy, or RateLimit-Limit and so on, or X-RateLimit-…."
     )
     access_log: bool = Field(default=False, description="Log a line for every request.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning", description="The least important lines that are logged."
+    )
     log_format: Literal["text", "json"] = Field(default="text", description="How log lines are written.")
     metrics_open: bool = Field(default=False, description="GET /metrics needs no key, where there are keys.")
     metrics_port: int | None = Field(

@@ -12,7 +12,7 @@ answers come in order (F-H6), and while one is being served the next ones wait i
 from __future__ import annotations
 
 import asyncio
-import logging
+from time import monotonic
 from typing import Any, NamedTuple, cast
 
 import httptools
@@ -26,6 +26,7 @@ from api.data.answer import Answer
 from api.data.counts import NO_ROUTE, count
 from api.data.plane import Headers, Plane
 from api.data.request_ids import identified
+from api.transport.access import log_request
 from api.transport.guard import FAREWELL_S, HEAD_END, WAITING_BYTES_MAX, GuardedProtocol, Patience, wire
 from api.transport.tracing import RequestSpan, Tracing
 
@@ -100,8 +101,8 @@ class FastLane(asyncio.Protocol):
         self._places = _PLACES if self._tracing is None else _TRACED_PLACES
         self._span: RequestSpan | None = None
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._access_logger = logging.getLogger("uvicorn.access")
-        self._access_log = self._access_logger.hasHandlers()
+        self._access_log: bool = app_state["access_log"]
+        self._began_s = 0.0
         self._transport: asyncio.Transport
         self._client: tuple[str, int] | None = None
 
@@ -389,6 +390,8 @@ class FastLane(asyncio.Protocol):
             self._head, self._body_at = None, 0
         if self._tracing is not None:
             self._span = self._tracing.begin("POST", head.headers.traceparent)
+        if self._access_log:
+            self._began_s = monotonic()  # the loop's time has milliseconds, and stands still within a turn
         self._plane.paths[head.path](head.headers, body, self)
 
     def take(self, answer: Answer) -> None:
@@ -417,7 +420,8 @@ class FastLane(asyncio.Protocol):
         if self._closed:
             return
         if self._access_log:
-            self._log(head.path, status)
+            request, answer = ("POST", head.path.decode("ascii")), (Answer(status, lines, body).headers, body)
+            log_request(self._client, request, status, answer, took_s=monotonic() - self._began_s)
         last = not head.keep_alive or ((self._draining or self._half_closed) and not self._waiting)
         payload = b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
             STATUS_LINE[status],
@@ -446,10 +450,6 @@ class FastLane(asyncio.Protocol):
             self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
             if self._close_after:
                 self._close()
-
-    def _log(self, url: bytes, status: int) -> None:
-        client = ":".join(map(str, self._client)) if self._client else ""
-        self._access_logger.info('%s - "%s %s HTTP/%s" %d', client, "POST", url.decode("ascii"), "1.1", status)
 
 
 def _headers_of(*values: bytes | None) -> Headers:

@@ -27,6 +27,7 @@ from api.data import request_limits as limits
 from api.data.answer import Answer
 from api.data.counts import NO_ROUTE, count
 from api.data.request_ids import identified
+from api.transport.access import UNKNOWN, log_request
 
 HEAD_END = b"\r\n\r\n"
 WAITING_BYTES_MAX = 65_536
@@ -445,6 +446,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _send_refusal(self) -> None:
         assert self._refusal is not None
-        count(self.app_state["plane"].requests, NO_ROUTE, self._refusal.status)
+        answer = self._refusal
+        count(self.app_state["plane"].requests, NO_ROUTE, answer.status)
+        if self.app_state["access_log"]:
+            log_request(self.client, (UNKNOWN, UNKNOWN), answer.status, (answer.headers, answer.body), took_s=0.0)
         self.transport.write(wire(self._refusal, self.server_state.default_headers))
         self._close()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
+
+ALWAYS = ("headgate.access", "headgate.start")
+"""Whoever asked for these gets them, whatever the level."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -23,10 +28,14 @@ def _escaped_in_json(text: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`LEVEL logger: message`, and a traceback below, indented, where there is one."""
+    """`time process LEVEL logger: message`, and a traceback below, indented, where there is one."""
 
     def __init__(self) -> None:
-        super().__init__("%(levelname)s %(name)s: %(message)s")
+        super().__init__("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """The time of the line, as in JSON."""
+        return _time(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the framework's name
         """The line."""
@@ -45,11 +54,13 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+        line: dict[str, Any] = {
+            "time": _time(record),
             "level": record.levelname.lower(),
+            "pid": record.process,
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
         if request_id := _request_id(record):
             line["request_id"] = request_id
@@ -58,24 +69,28 @@ class JsonFormatter(logging.Formatter):
         return _escaped_in_json(msgspec.json.encode(line).decode("utf-8"))
 
 
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
 def _request_id(record: logging.LogRecord) -> str:
     return str(getattr(record, "request_id", ""))
 
 
-def without_query(record: logging.LogRecord) -> bool:
-    """Log a request's path without its query, where people put keys and names (a filter of uvicorn's access log)."""
-    if isinstance(record.args, tuple) and len(record.args) == 5:  # client, method, path, version, status
-        client, method, path, version, status = record.args
-        record.args = (client, method, str(path).partition("?")[0], version, status)
-    return True
-
-
-def configure(log_format: Literal["text", "json"]) -> None:
+def configure(log_format: Literal["text", "json"], level: str = "warning") -> None:
     """Have everything logged in this form, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    access = logging.getLogger("uvicorn.access")
-    access.setLevel(logging.INFO)
-    access.addFilter(without_query)  # once, however often
-    access.propagate = True  # uvicorn turns this off where no access log is wanted
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    for name in ALWAYS:
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def keep_lines_whole() -> None:
+    """Have this process log warnings and the error that ends it, too, so that no line of it has another form."""
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("headgate").critical("ended by an error that nobody caught", exc_info=(kind, error, trace))

@@ -1,30 +1,65 @@
-"""Around the framework: counts its answers, knows each request's id, and opens its span where tracing is on."""
+"""Around the framework: counts and logs answers, knows each request's id, and opens its span where tracing is on."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from time import monotonic
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.data import request_ids
 from api.data.counts import NO_ROUTE, Requests, count
+from api.transport.access import log_request
 from api.transport.tracing import TRACEPARENT, Tracing
 
 
 class Observed:
     """The outermost layer."""
 
-    def __init__(self, app: ASGIApp, requests: Requests, tracing: Tracing | None, documents: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        requests: Requests,
+        tracing: Tracing | None,
+        documents: Collection[str],
+        *,
+        access_log: bool = False,
+    ) -> None:
         self._app = app
         self._documents = documents
         self._requests = requests
         self._tracing = tracing
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
+        elif self._access_log:
+            await self._serve_and_log(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve_and_log(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began_s = monotonic()
+        status, headers, body = 500, list[tuple[bytes, bytes]](), b""
+
+        async def keeping(message: Message) -> None:
+            nonlocal status, headers, body
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], list(message["headers"])
+            elif not body:
+                body = message.get("body", b"")  # a problem comes whole
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, keeping)
+        finally:
+            request = scope["method"], quote(scope["path"])
+            log_request(scope.get("client"), request, status, (headers, body), took_s=monotonic() - began_s)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 500  # what the framework answers to whatever is raised
 
         async def noting(message: Message) -> None:

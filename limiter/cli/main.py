@@ -32,6 +32,8 @@ from limiter.store.link.connect import open_link, probe
 from limiter.store.link.embedded import EmbeddedStore
 from limiter.store.link.urls import UrlError, mask
 
+start = logging.getLogger("headgate.start")
+
 EXIT_STORE = 1
 EXIT_SETTINGS = 2
 EXAMPLE = '{"descriptor": {"service": "orders", "operation": "read", "customer": "c1"}, "work": 3}'
@@ -94,7 +96,7 @@ def api(host: Host = None, port: Port = None, workers: Workers = None, policies:
 def controller() -> None:
     """Run a controller, which steers caps, charges and shares. Any number may run."""
     with _clear_errors():
-        uvloop.run(until_stopped(_controller(Settings.load())))
+        uvloop.run(until_stopped(_controller(_settings())))
 
 
 @app.command()
@@ -145,7 +147,17 @@ def _serve(work: Callable[[Settings], Coroutine[Any, Any, None]], **options: obj
     # Options are the variables of the same name, so that workers, which read the environment, know them too.
     os.environ.update({f"{PREFIX}{name.upper()}": str(given) for name, given in options.items() if given is not None})
     with _clear_errors():
-        uvloop.run(until_stopped(work(Settings.load())))
+        uvloop.run(until_stopped(work(_settings())))
+
+
+def _settings() -> Settings:
+    """The settings of a process that serves, whose lines look like it from here on."""
+    if os.environ.get("HEADGATE_LOG_FORMAT") == "json":  # also for what is wrong with the settings
+        logs.configure("json")
+    settings = Settings.load()
+    logs.configure(settings.log_format, settings.log_level)
+    logs.keep_lines_whole()
+    return settings
 
 
 async def _api(settings: Settings) -> None:
@@ -178,7 +190,6 @@ async def _serve_and_steer(settings: Settings) -> None:
 
 
 async def _controller(settings: Settings) -> None:
-    logs.configure(settings.log_format)
     url = embedded_url(settings.data_dir) if settings.redis_url is None else settings.redis_url.get_secret_value()
     link = await open_link(url)
     try:
@@ -191,6 +202,9 @@ async def _controller(settings: Settings) -> None:
 
 def _say_steering(steers: Controller, what: str, settings: Settings, store: str) -> None:
     tame_collector()
+    if settings.log_format == "json":
+        start.info("steering", extra={"fields": {"controller": steers.name, "store": store, "steers": what}})
+        return
     own = f"headgate {version('headgate')}: controller {steers.name}"
     print(f"{own} steers every {settings.cycle_ms} ms, at {store}: {what}", flush=True)
 
@@ -203,6 +217,9 @@ def _say_ready(settings: Settings, where: str, store: str) -> None:
     guard = "" if settings.api_keys else "; no API keys, so whoever can reach this address may do everything"
     key = " -H 'authorization: Bearer <key>'" if settings.api_keys else ""
     state = "serving, and waiting for its store" if store.startswith(NOT_REACHED) else "ready"
+    if settings.log_format == "json":
+        start.info(state, extra={"fields": {"version": version("headgate"), "api": where, "store": store}})
+        return
     print(f"headgate {version('headgate')}: {state}")
     print(f"  store  {store}")
     print(f"  api    {where} ({where}/docs{guard})")
@@ -241,5 +258,8 @@ def _clear_errors() -> Iterator[None]:
 
 def _fail(message: str, code: int) -> None:
     for line in message.splitlines():
-        typer.echo(f"headgate: {line}", err=True)
+        if any(isinstance(handler.formatter, logs.JsonFormatter) for handler in logging.root.handlers):
+            start.critical(line)
+        else:
+            typer.echo(f"headgate: {line}", err=True)
     raise typer.Exit(code)

@@ -271,7 +271,7 @@ def test_the_controller_knows_no_key_and_no_secret_but_the_store_s(values: Path)
     (container,) = find(render(values), "Deployment", "controller")["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["controller"]
     names = {it["name"] for it in container["env"] if it["name"].startswith("HEADGATE_")}
-    told = {"HEADGATE_LOG_FORMAT", "HEADGATE_CYCLE_MS", "HEADGATE_HOST", "HEADGATE_METRICS_PORT"}
+    told = {"HEADGATE_LOG_FORMAT", "HEADGATE_LOG_LEVEL", "HEADGATE_CYCLE_MS", "HEADGATE_HOST", "HEADGATE_METRICS_PORT"}
     assert names == {"HEADGATE_REDIS_URL", *told}
 
 

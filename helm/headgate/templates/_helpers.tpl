@@ -142,6 +142,8 @@ valueFrom:
   {{- include "headgate.secretRef" (dict "root" . "key" "redis-url" "existingSecret" .Values.redis.existingSecret "existingSecretKey" .Values.redis.existingSecretKey) | nindent 2 }}
 - name: HEADGATE_LOG_FORMAT
   value: {{ .Values.config.logFormat }}
+- name: HEADGATE_LOG_LEVEL
+  value: {{ .Values.config.logLevel }}
 {{- end }}
 
 {{/* The variables of the API. Numbers as JSON writes them: a template would print 1048576 as 1.048576e+06. */}}
@@ -155,7 +157,7 @@ valueFrom:
 {{- end }}
 - name: HEADGATE_PORT
   value: "8080"
-{{- range $name, $value := omit .Values.config "logFormat" }}
+{{- range $name, $value := omit .Values.config "logFormat" "logLevel" }}
 - name: HEADGATE_{{ snakecase $name | upper }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}

@@ -1,7 +1,9 @@
 """HTTP as it comes over the wire: in pieces, in rows, too much, too slow, and odd; the same in both lanes."""
 
 import http.client
+import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -429,11 +431,26 @@ def test_the_access_log_has_a_line_for_each_request_without_its_query(
     with live(store.url, policies, lane=lane, access_log=True) as api:
         exchange(api, request(body=ask("logged")), request("/v1/acquire?key=hg_secret&evil=%0a", b"{"))
         exchange(api, request("/v1/%3fkey=x?key=hg_secret", b"{"), b"GET /healthz?hg_secret HTTP/1.0\r\n\r\n", last=b"")
-    lines = [line for line in capfd.readouterr().err.splitlines() if "uvicorn.access" in line]
-    assert [line.partition(' - "')[2] for line in lines] == [
-        'POST /v1/acquire HTTP/1.1" 200',
-        'POST /v1/acquire HTTP/1.1" 400',
-        'GET /healthz HTTP/1.1" 200',
-        'POST /v1/%3Fkey%3Dx HTTP/1.1" 404',
-        'GET /healthz HTTP/1.0" 200',
+    lines = [line for line in capfd.readouterr().err.splitlines() if "headgate.access" in line]
+    told = [re.sub(r"in [0-9.]+ ms", "in time", line.partition("headgate.access: 127.0.0.1:")[2]) for line in lines]
+    assert [line.partition(" ")[2].partition(" (request ")[0] for line in told] == [
+        "POST /v1/acquire 200 in time",
+        "POST /v1/acquire 400 in time: malformed",
+        "GET /healthz 200 in time",
+        "POST /v1/%3Fkey%3Dx 404 in time: no_such_path",
+        "GET /healthz 200 in time",
     ]
+
+
+def test_the_access_log_names_the_policy_that_refused_and_the_request(
+    store: Server, policies: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with live(store.url, policies, lane=lane, access_log=True, log_format="json") as api:
+        greedy = ask("refused", work=100)
+        exchange(api, *[request(body=greedy, headers=(("X-Request-Id", "one"),))] * 2, b"nonsense\r\n\r\n", last=b"")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "headgate.access" in line]
+    refused = next(line for line in reversed(lines) if line["path"] == "/v1/acquire")
+    odd = next(line for line in lines if line["path"] == "-")
+    assert (refused["status"], refused["policy"], refused["request_id"]) == (429, "slow", "one")
+    assert refused["duration_ms"] > 0
+    assert (odd["method"], odd["status"], odd["reason"]) == ("-", 400, "not_http")
