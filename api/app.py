@@ -25,7 +25,6 @@ from api.routes import (
     bucket_routes,
     controller_routes,
     data_routes,
-    docs_page,
     gate,
     health_routes,
     loss_routes,
@@ -33,9 +32,10 @@ from api.routes import (
     uncovered_routes,
 )
 from api.routes.bodies import BodyRefused, LastAnswer
+from api.routes.documentation import docs_page
+from api.routes.documentation.openapi import describe
 from api.routes.metrics import metrics_routes
 from api.routes.metrics.node_metrics import NodeMetrics
-from api.routes.openapi import describe
 from api.routes.policies import audit_routes, namespace_routes, policy_routes
 from api.routes.responses import respond
 from api.transport.observed import Observed

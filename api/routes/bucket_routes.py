@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.routes.answers import Bucket, BucketPage, OverloadState
-from api.routes.openapi import BUCKETS
+from api.routes.documentation.answers import Bucket, BucketPage, OverloadState
+from api.routes.documentation.openapi import BUCKETS
 from api.routes.pages import Page, placed
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.model.bucket.bucket import Record, refill

@@ -7,8 +7,8 @@ from typing import cast
 from fastapi import APIRouter, Request, Response
 from msgspec import to_builtins
 
-from api.routes.answers import ControllerPage, Owner, SteeredBucket
-from api.routes.openapi import CONTROLLER
+from api.routes.documentation.answers import ControllerPage, Owner, SteeredBucket
+from api.routes.documentation.openapi import CONTROLLER
 from api.routes.pages import Page, placed
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.model.control.reasoning import reasoning

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.data.decode import BadRequest
 from api.data.plane import Headers
-from api.routes.openapi import ACQUIRE, BATCH, SETTLE
+from api.routes.documentation.openapi import ACQUIRE, BATCH, SETTLE
 from api.routes.responses import body_of, plane_of, respond
 
 router = APIRouter(tags=["data plane"])

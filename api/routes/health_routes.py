@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from api.data.answer import PROBLEM
 from api.data.render import REDUCED_CAPACITY, REDUCED_CAPACITY_TITLE
-from api.routes.answers import Health, NotReady, Readiness
-from api.routes.openapi import HEALTH, READY
+from api.routes.documentation.answers import Health, NotReady, Readiness
+from api.routes.documentation.openapi import HEALTH, READY
 from api.routes.responses import engine_of, json_answer, respond
 
 router = APIRouter(tags=["health"])

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request, Response
 
 from api.data.auth import audit, refuse
-from api.routes import answers
-from api.routes.answers import LossAcknowledged, LossStatus
-from api.routes.openapi import LOSS, LOSS_ACKNOWLEDGE
+from api.routes.documentation import answers
+from api.routes.documentation.answers import LossAcknowledged, LossStatus
+from api.routes.documentation.openapi import LOSS, LOSS_ACKNOWLEDGE
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.api_keys import Principal
 from limiter.store.policies import losses

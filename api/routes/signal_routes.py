@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.data import decode
 from api.data.auth import check_namespace
-from api.routes.openapi import SIGNALS
+from api.routes.documentation.openapi import SIGNALS
 from api.routes.responses import admit, body_of, engine_of, json_answer, respond
 
 router = APIRouter(tags=["data plane"])

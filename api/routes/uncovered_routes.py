@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api.data.auth import check_namespace
-from api.routes.answers import UncoveredList, UncoveredRequests
-from api.routes.openapi import UNCOVERED
+from api.routes.documentation.answers import UncoveredList, UncoveredRequests
+from api.routes.documentation.openapi import UNCOVERED
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.engine.planner import Planner
 from limiter.model.policy.uncovered import HINTS_MAX, Nearest, Seen, Shape

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.data.answer import Answer, header
 from api.data.auth import refuse
+from api.routes.documentation.openapi import METRICS
 from api.routes.metrics.node_metrics import NodeMetrics
-from api.routes.openapi import METRICS
 from api.routes.responses import admit, respond
 from limiter.settings import Settings
 

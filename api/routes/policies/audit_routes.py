@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.routes.answers import AuditPage, Change
-from api.routes.openapi import AUDIT
+from api.routes.documentation.answers import AuditPage, Change
+from api.routes.documentation.openapi import AUDIT
 from api.routes.pages import CURSOR
 from api.routes.policies.editing import asked_namespace, shown_change
 from api.routes.responses import admit, engine_of, json_answer, respond

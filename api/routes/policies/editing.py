@@ -15,7 +15,7 @@ from api.data.auth import check_namespace
 from api.data.decode import BadRequest, Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import shown
-from api.routes.answers import Entry, Revision
+from api.routes.documentation.answers import Entry, Revision
 from limiter.api_keys import Principal
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy_set import Namespace

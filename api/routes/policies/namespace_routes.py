@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.data.answer import Answer
 from api.data.auth import check_namespace
-from api.routes.answers import NamespaceList
-from api.routes.openapi import NAMESPACE, NAMESPACE_DELETE, NAMESPACE_PUT, NAMESPACES
+from api.routes.documentation.answers import NamespaceList
+from api.routes.documentation.openapi import NAMESPACE, NAMESPACE_DELETE, NAMESPACE_PUT, NAMESPACES
 from api.routes.policies.editing import asked_namespace, edit, shown_namespace, tagged
 from api.routes.responses import admit, document_of, engine_of, json_answer, respond
 from limiter.model.policy.reading import read_namespace

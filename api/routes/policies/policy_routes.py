@@ -13,9 +13,9 @@ from api.data.auth import check_namespace
 from api.data.decode import Invalid
 from api.data.explain import FieldProblem
 from api.data.json_text import Fields, shown
-from api.routes import answers
-from api.routes.answers import CheckedSet, PolicyHistory, PolicyList
-from api.routes.openapi import (
+from api.routes.documentation import answers
+from api.routes.documentation.answers import CheckedSet, PolicyHistory, PolicyList
+from api.routes.documentation.openapi import (
     POLICIES,
     POLICIES_APPLY,
     POLICIES_CHECK,

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.routes.policy_texts import POLICY_TEXTS
+from api.routes.documentation.policy_texts import POLICY_TEXTS
 from tests.support.live import LiveApi, live
 from tests.support.servers import running
 from tests.test_citations import CITED

@@ -12,9 +12,9 @@ from fastapi.responses import PlainTextResponse
 
 from api.data.decode import BatchRequest
 from api.data.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
-from api.routes.answers import ANSWERS
-from api.routes.field_texts import FIELD_TEXTS, SCHEMA_TEXTS
-from api.routes.policy_texts import POLICY_TEXTS
+from api.routes.documentation.answers import ANSWERS
+from api.routes.documentation.field_texts import FIELD_TEXTS, SCHEMA_TEXTS
+from api.routes.documentation.policy_texts import POLICY_TEXTS
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest, SignalsTaken
 from limiter.model.numbers import NUMBER_MAX
 from limiter.model.policy.policy import Policy

@@ -1,6 +1,6 @@
 """What each field of a request and an answer means, with an example, for the OpenAPI document.
 
-Fields of policies have theirs in `api.routes.policy_texts`.
+Fields of policies have theirs in `api.routes.documentation.policy_texts`.
 """
 
 from __future__ import annotations
