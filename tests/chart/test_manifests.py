@@ -521,9 +521,9 @@ def test_what_is_switched_off_is_not_there() -> None:
 
 
 NOTES: list[tuple[str, tuple[str, ...], Any]] = [
-    ("minimal", (), ["no policy file is given. What no policy covers is approved"]),
-    ("minimal", ("config.uncovered=refuse",), ["What no policy covers is refused"]),
-    ("trial", (), ["bundled Valkey, which is for trials", "one API pod only"]),
+    ("minimal", (), ["there is no policy file. Requests that no policy covers are approved"]),
+    ("minimal", ("config.uncovered=refuse",), ["Requests that no policy covers are refused"]),
+    ("trial", (), ["bundled Valkey, for trials only", "only one API pod"]),
     ("minimal", ("controller.enabled=false", "policies.content=x"), ["the controller is off"]),
     ("everything", (), []),
 ]
