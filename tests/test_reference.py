@@ -174,8 +174,8 @@ def test_what_operators_are_told_of_time_is_so() -> None:
     """docs/operations.md: the breaker's figures, and how long what is kept in the store is kept."""
     page = (DOCS / "operations.md").read_text()
     assert breaker.FAILURES_MAX == 5
-    assert "after five operations without an answer in a row" in page
-    assert f"after {breaker.PAUSE_MIN_S:g} s at first and {breaker.PAUSE_MAX_S:g} s at last" in page
+    assert "after five operations in a row without an answer" in page
+    assert f"first after {breaker.PAUSE_MIN_S:g} s and later every {breaker.PAUSE_MAX_S:g} s" in page
     scripts = b"".join(map(load_source, ("acquire", "settle"))).decode()
     kept = {name: int(number) for name, number in re.findall(r"^local (\w+_[MU]S) = (\d+)", scripts, re.MULTILINE)}
     assert (kept["IDLE_TTL_MS"], "ten minutes longer than it takes to fill up again" in page) == (600_000, True)
