@@ -42,6 +42,7 @@ _TRACED_PLACES = _PLACES | {b"traceparent": _TRACEPARENT}
 _NO_HEADERS: list[bytes | None] = [None] * 8
 
 BLANK = b"\r\n"
+_OK = STATUS_LINE[200]
 ANSWERS_KEPT_MAX = 64
 HEADS_KEPT_MAX = 1024
 HEAD_KEPT_BYTES_MAX = 2048
@@ -54,6 +55,10 @@ class Head(NamedTuple):
     headers: Headers
     keep_alive: bool
     body_bytes: int
+    is_plain: bool = False
+    """Whether the connection stays, and no id was sent that the answer has to bear."""
+    granted: tuple[bytes, int] = (b"", 200)
+    """Under which its grants are counted."""
 
 
 _NO_HEAD = Head(b"", Headers(), False, 0)
@@ -120,6 +125,8 @@ class FastLane(asyncio.Protocol):
         self._patience = Patience(self._loop, app_state["body_timeout_s"])
         self._outgoing: list[bytes] = []  # answers that go out in the next turn
         self._draining = self._half_closed = self._closed = self._close_after = False
+        self._is_odd = self._access_log or self._tracing is not None
+        """Whether an answer is more than its bytes: it is logged, traced, or the last one."""
         self._forget()
 
     def _forget(self) -> None:
@@ -144,7 +151,7 @@ class FastLane(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End. What is being served runs to its end, and nobody hears of it (F-H9)."""
-        self._closed = True
+        self._closed = self._is_odd = True
         self._leave()
         self._waiting.clear()
 
@@ -164,11 +171,12 @@ class FastLane(asyncio.Protocol):
         if self._outgoing and not self._busy:
             self._close_after = True  # the last answer is made and goes out in a moment
         self._half_closed = self._busy or bool(self._outgoing)
+        self._is_odd = self._is_odd or self._half_closed
         return self._half_closed
 
     def shutdown(self) -> None:
         """The server is ending: answer what is on its way, then close."""
-        self._draining = True
+        self._draining = self._is_odd = True
         self._patience.shorten(FAREWELL_S)
         if not self._busy:
             self._loop.call_later(FAREWELL_S, self._close_if_idle)
@@ -358,7 +366,9 @@ class FastLane(asyncio.Protocol):
         body_bytes = int(length) if length else 0
         if self._fed > limits.HEAD_BYTES_MAX or body_bytes > self._body_max_bytes:
             return None
-        return Head(self._url, _headers_of(*self._headers[:_LENGTH]), self._keep_alive, body_bytes)
+        headers = _headers_of(*self._headers[:_LENGTH])
+        is_plain = self._keep_alive and headers.request_id is None
+        return Head(self._url, headers, self._keep_alive, body_bytes, is_plain, (self._url, 200))
 
     def _hand_over(self, data: bytes | bytearray) -> None:
         """Let uvicorn's protocol have the connection, from the first byte of this request on."""
@@ -401,12 +411,30 @@ class FastLane(asyncio.Protocol):
             answer = identified(answer, sent_id)
         self._take(answer.status, answer.head, answer.body)
 
-    def take_grant(self, head: bytes, body: bytes) -> None:
+    def take_grant(self, lines: bytes, body: bytes) -> None:
         """The same for a plain grant: no object is made of it."""
-        if self._serving.headers.request_id is None:
-            self._take(200, head, body)
-        else:
-            self.take(Answer(200, head, body))
+        head, state = self._serving, self._state
+        if not head.is_plain or self._is_odd or self._waiting or self._outgoing:
+            self.take(Answer(200, lines, body))
+            return
+        self._busy = False
+        state.total_requests += 1
+        requests, key = self._plane.requests, head.granted
+        requests[key] = requests.get(key, 0) + 1
+        self._outgoing.append(
+            b"%b%b%bcontent-length: %d\r\n\r\n%b"
+            % (
+                _OK,
+                _common[1] if _common[0] is state.default_headers else common_headers(state.default_headers),
+                lines,
+                len(body),
+                body,
+            )
+        )
+        self._plane.outbox.put(self)
+        self._idle_since_s = self._loop.time()
+        if self._read_paused:
+            self._resume_reading()
 
     def _take(self, status: int, lines: bytes, body: bytes) -> None:
         self._busy = False
@@ -435,7 +463,7 @@ class FastLane(asyncio.Protocol):
             self._plane.outbox.put(self)
         self._outgoing.append(payload)
         if last:
-            self._closed = self._close_after = True  # nothing more is served, whatever else has come
+            self._closed = self._close_after = self._is_odd = True  # nothing more is served, whatever else has come
             return
         self._idle_since_s = self._loop.time()
         if self._waiting:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from typing import Any
@@ -25,11 +24,11 @@ from limiter.engine.errors import (
     Uncovered,
 )
 from limiter.engine.local import LocalBuckets
-from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation, Values
+from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation
 from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
 from limiter.engine.settler import Settler
-from limiter.engine.shape import Shape
+from limiter.engine.shape import NOTHING, Shape
 from limiter.engine.standing import Standing
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
 from limiter.model.bucket.decision import limit_states, pressure, refusal
@@ -53,7 +52,7 @@ from limiter.store.layout import REPLY_SIZE, unpack_acquire
 
 _DEBITED = Verdict.DEBITED
 _GRANTED = AcquireStatus.GRANTED
-_GRANTED_CODE = int(_GRANTED)
+_GRANTED_CODE, _DEBITED_CODE = int(_GRANTED), int(_DEBITED)
 _VALUES = Struct("<Bdddd")
 
 Arrived = tuple[AcquireRequest, Any, str | None, Criticality | None]
@@ -248,8 +247,7 @@ class Decider:
         """Conclude a batch from the store's reply: unpack and sign, then hand all of them to their desks."""
         self._standing.answered()
         at, unpack, size = REPLY_SIZE, _VALUES.unpack_from, _VALUES.size
-        told: list[tuple[Desk, list[Operation]]] = []
-        desk: Desk | None = None
+        told: list[Operation] = []
         granted: list[Operation] = []
         for operation in batch:
             count = len(operation.buckets)
@@ -259,67 +257,65 @@ class Decider:
                 continue
             if reply[at] == _GRANTED_CODE and not operation.flags and operation.shape.grants_alike:
                 if count == 1:  # by far the most
-                    values: Sequence[Values] = (unpack(reply, at + 1),)
+                    operation.values = (unpack(reply, at + 1),)
                     at += 1 + size
                 else:
-                    values = [unpack(reply, at + 1 + number * size) for number in range(count)]
+                    operation.values = [unpack(reply, at + 1 + number * size) for number in range(count)]
                     at += 1 + count * size
-                if operation.is_over:
-                    continue
-                operation.is_over = True
-                self._grant_plainly(operation, values, now_us)
-                granted.append(operation)
+                if not operation.is_over:
+                    granted.append(operation)
+                    told.append(operation)
             else:
                 answer, at = unpack_acquire(reply, at, count, now_us)
-                if operation.is_over:
-                    continue
-                self.conclude(operation, answer)
-                if not operation.is_over:  # it asks again
-                    continue
-            if operation.desk is not desk:
-                desk = operation.desk
-                told.append((desk, []))
-            told[-1][1].append(operation)
-        self._count_granted(granted, now_us)
-        for its_desk, operations in told:
-            its_desk.answer(operations)
+                if not operation.is_over:
+                    self.conclude(operation, answer)
+                    if operation.is_over:  # else it asks again
+                        told.append(operation)
+        self._grant_plainly(granted, now_us)
+        _hand_over(told)
 
-    def _grant_plainly(self, operation: Operation, values: Sequence[Values], now_us: int) -> None:
-        """The way of nearly all grants: no value is made of what the buckets said."""
-        request, shape = operation.request, operation.shape
-        deadline_us, expected_ms = now_us + request.ttl_ms * 1000, request.expected_latency_ms
-        if expected_ms is None:
-            expected_ms = NO_LATENCY
-        operation.values, operation.now_us = values, now_us
-        if len(values) == 1:
-            ((code, _, charge, _, _),) = values
+    def _grant_plainly(self, granted: Sequence[Operation], now_us: int) -> None:
+        """Sign for nearly all grants: no value is made of what the buckets said."""
+        next_id, seal, late, work = self._ids.next, self._keyring.seal, self._late, 0.0
+        for operation in granted:
+            operation.is_over = True
+            operation.now_us = now_us
+            request, shape = operation.request, operation.shape
+            deadline_us, expected_ms = now_us + request.ttl_ms * 1000, request.expected_latency_ms
+            if expected_ms is None:
+                expected_ms = NO_LATENCY
+            code, _, charge, _, _ = operation.values[0]
             how, _, wanted = operation.asks[0]
-            operation.charged = charge if code < IN_REQUESTS else 0.0
-            if charge >= wanted or how or code >= IN_REQUESTS:  # all of it could be paid
+            # By far the most: one bucket, of work, and all of it could be paid.
+            if code == _DEBITED_CODE and (charge >= wanted or how) and len(operation.buckets) == 1:
                 bucket, namespace = operation.buckets[0].encode(), shape.namespace
-                packer = shape.packers.get(len(bucket)) or shape.packer(len(bucket))
+                size = len(bucket)
+                packer = shape.packers.get(size) or shape.packer(size)
                 packed = packer(
-                    VERSION, self._ids.next(), now_us, deadline_us, expected_ms, 0, operation.slot[1], 1,
-                    len(namespace), namespace, charge, 1.0, code >= IN_REQUESTS, len(bucket), bucket,
+                    VERSION, next_id(), now_us, deadline_us, expected_ms, 0, operation.slot[1], 1,
+                    len(namespace), namespace, charge, 1.0, 0, size, bucket,
                 )  # fmt: skip
-                operation.token = self._keyring.seal(packed + self._late)
-                return
-        taken, operation.charged = _taken_plainly(operation, values)
-        operation.token = self._keyring.seal(
-            pack(
-                self._ids.next(), shape.namespace, operation.slot[1], now_us, deadline_us, expected_ms, 0,
-                self._late_us, taken,
-            )
-        )  # fmt: skip
-
-    def _count_granted(self, granted: Sequence[Operation], now_us: int) -> None:
-        """Plain grants, all of a batch."""
+            else:
+                taken, charge = _taken_plainly(operation)
+                packed = pack(
+                    next_id(), shape.namespace, operation.slot[1], now_us, deadline_us, expected_ms, 0, LATE_US, taken
+                )
+            operation.charged = charge
+            operation.token = seal(packed + late)
+            work += charge
         self.decisions.granted += len(granted)
-        self.decisions.work_admitted += sum([operation.charged for operation in granted])
-        ends = Counter([(id(operation.shape), operation.request.ttl_ms) for operation in granted])
-        shapes = {id(operation.shape): operation.shape for operation in granted}
-        for (shape, ttl_ms), count in ends.items():
-            self._expect_settles(shapes[shape], ttl_ms, count, now_us)
+        self.decisions.work_admitted += work
+        self._expect_settles_of(granted, now_us)
+
+    def _expect_settles_of(self, granted: Sequence[Operation], now_us: int) -> None:
+        """Count reservations, in runs of the same kind."""
+        shape, ttl_ms, count = NOTHING, 0, 0
+        for operation in granted:
+            if operation.shape is not shape or operation.request.ttl_ms != ttl_ms:
+                self._expect_settles(shape, ttl_ms, count, now_us)
+                shape, ttl_ms, count = operation.shape, operation.request.ttl_ms, 0
+            count += 1
+        self._expect_settles(shape, ttl_ms, count, now_us)
 
     def _expect_settles(self, limits: Sequence[Limit], ttl_ms: int, count: int, now_us: int) -> None:
         """Count reservations, to know one day whether they were settled (W14)."""
@@ -558,12 +554,26 @@ def _refuse(
     return refusal(limits, wants, answers, requests=requests, now_us=now_us, degraded=degraded, lot=lot)
 
 
-def _taken_plainly(operation: Operation, values: Sequence[Values]) -> tuple[list[Taken], float]:
-    """What a plain grant took of several buckets, and what it was charged in all."""
+def _hand_over(told: Sequence[Operation]) -> None:
+    """Hand operations to their desks, those of one desk together as far as they follow one another."""
+    desk: Desk | None = None
+    its: list[Operation] = []
+    for operation in told:
+        if operation.desk is not desk:
+            if desk is not None:
+                desk.answer(its)
+            desk, its = operation.desk, []
+        its.append(operation)
+    if desk is not None:
+        desk.answer(its)
+
+
+def _taken_plainly(operation: Operation) -> tuple[list[Taken], float]:
+    """What a plain grant took of its buckets, and what it was charged in all."""
     taken: list[Taken] = []
     most = (0.0, 0.0)
     for bucket, (how, _, wanted), (code, _, charge, _, _) in zip(
-        operation.buckets, operation.asks, values, strict=True
+        operation.buckets, operation.asks, operation.values, strict=True
     ):
         lost, in_requests = 0.0, code >= IN_REQUESTS
         if not in_requests:

@@ -7,7 +7,7 @@ its charge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple, Self
 
@@ -108,17 +108,13 @@ class Shape(tuple[Limit, ...]):
 
     def asks(
         self, descriptor: Mapping[str, str], work: float | None, criticality: Criticality, now_us: int
-    ) -> tuple[tuple[bytes, ...], tuple[Ask, ...]]:
+    ) -> tuple[Sequence[bytes], Sequence[Ask]]:
         """The rows of parameters at a time of the store's, and what is asked of each bucket."""
         if self.asks_alike:
             if work is None:
                 return self.rows, self._unsaid[criticality]
             if work <= self._request_max:
-                estimated = self._estimated[criticality]
-                if len(estimated) == 1:  # by far the most
-                    ((how, minimum),) = estimated
-                    return self.rows, ((how, minimum, work),)
-                return self.rows, tuple([(how, minimum, work) for how, minimum in estimated])
+                return self.rows, [(how, minimum, work) for how, minimum in self._estimated[criticality]]
         limits = [at_rate(limit, descriptor) for limit in self]
         rows = tuple([pack_params(limit.params(now_us)) for limit in limits])
         return rows, tuple([_ask(limit, descriptor, work, criticality) for limit in limits])
