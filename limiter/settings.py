@@ -45,6 +45,9 @@ class Settings(BaseSettings):
     late_ms: int = Field(
         default=60_000, ge=0, le=86_400_000, description="How long after its deadline a reservation may be settled."
     )
+    repeat_refusals_ms: int = Field(
+        default=50, ge=0, le=50, description="How long a node may repeat a refusal without asking the store; 0: never."
+    )
     policies: Path | None = Field(default=None, description="A policy file, applied at start.")
     policies_owner: str = Field(default="file", description="Who owns what the file applies; another than `api`.")
     policies_take_over: bool = Field(default=False, description="The file replaces what others own.")

@@ -30,9 +30,11 @@ from limiter.engine.errors import (
 from limiter.engine.operation import Operation
 from limiter.engine.settler import Correction
 from limiter.model.bucket.contract import Decision, Granted, LimitState, Refused, Settled
+from limiter.model.bucket.refusals import Remembered
 from limiter.model.policy.problems import PolicyError
 from limiter.store.errors import StoreError, without_address
 from limiter.store.inspect import CursorError
+from limiter.store.keys import Slot
 from limiter.store.policies.policies import PolicyMissing, RevisionConflict
 from limiter.store.policies.policy_sets import OwnedByOthers
 
@@ -70,8 +72,17 @@ class Renderer:
         for operation in operations:
             if operation.outcome is None and is_draft:  # by far the most
                 operation.place.take_grant(*grants.rendered(operation))
+            elif operation.remembered is not None:
+                operation.place.take(self._repeated(operation.remembered))
             else:
                 operation.place.take(self.decision(operation.outcome or operation.decision()))
+
+    def _repeated(self, refusal: Remembered[Slot]) -> Answer:
+        """A refusal that is repeated word for word is rendered once."""
+        answer: Answer | None = refusal.kept
+        if answer is None:
+            answer = refusal.kept = self.decision(refusal.answer.refused)
+        return answer
 
     def decision(self, outcome: Decision | Exception) -> Answer:
         """The answer to an acquire."""

@@ -27,6 +27,7 @@ from limiter.engine.local import LocalBuckets
 from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation
 from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
+from limiter.engine.repeating import Repeater
 from limiter.engine.settler import Settler
 from limiter.engine.shape import NOTHING, Shape
 from limiter.engine.standing import Standing
@@ -80,6 +81,7 @@ class Decider:
         signer: Signer,
         *,
         deadline_s: float = 0.1,
+        repeat_s: float = 0.0,
         late_us: int = LATE_US,
         default_criticality: Criticality = Criticality.CRITICAL,
         refuse_uncovered: bool = False,
@@ -103,6 +105,7 @@ class Decider:
         self.uncovered = UncoveredTally()
         self.expiries = Expiries()
         buckets.acquires.tell = self.tell
+        self.repeater = Repeater(buckets.acquires, keep_s=repeat_s, deadline_s=deadline_s)
         self.settler = Settler(
             buckets,
             self._keyring,
@@ -110,6 +113,7 @@ class Decider:
             self.settles,
             self.expiries,
             self.remainders,
+            self.repeater.refusals,
             deadline_s=deadline_s,
         )
 
@@ -121,14 +125,18 @@ class Decider:
     def enforce(self, policies: PolicySet) -> None:
         """Let other policies be in force from the next request on (W9)."""
         self._changes += 1
-        self._planner = self.settler.planner = Planner(policies)
+        self._put_in_force(Planner(policies))
 
     async def enforce_with_pauses(self, policies: PolicySet) -> None:
         """The same while requests go on: they see the old policies until the new ones are ready, then only those."""
         self._changes = change = self._changes + 1
         planner = await with_pauses(Planner.steps(policies, self._planner))
         if change == self._changes:  # what came meanwhile is newer
-            self._planner = self.settler.planner = planner
+            self._put_in_force(planner)
+
+    def _put_in_force(self, planner: Planner) -> None:
+        self._planner = self.settler.planner = planner
+        self.repeater.refusals.forget_all()
 
     @property
     def planner(self) -> Planner:
@@ -161,7 +169,10 @@ class Decider:
     def begin(self, arrived: Iterable[Arrived], desk: Desk) -> None:
         """Ask the store for all requests of one turn; each is handed to the desk once it is decided, or will not be."""
         now_s, now_us = time.monotonic(), self._now_us()
-        deadline_s = asyncio.get_running_loop().time() + self._deadline_s
+        loop_s = asyncio.get_running_loop().time()
+        deadline_s = loop_s + self._deadline_s
+        repeater, repeated = self.repeater, list[Operation]()
+        known = repeater.refusals.known
         going: dict[Slot, list[Operation]] = {}
         slot, operations = None, []
         cover, default = self._planner.cover, self.default_criticality
@@ -186,6 +197,9 @@ class Decider:
                 operation.rows, operation.asks = shape.asks(request.descriptor, request.work, criticality, now_us)
                 if idempotency_key is not None:
                     operation.ask_once()
+                elif known and repeater.find(operation, loop_s):
+                    repeated.append(operation)
+                    continue
                 if its_slot is not slot:
                     slot = its_slot
                     operations = going.setdefault(slot, [])
@@ -193,7 +207,19 @@ class Decider:
             except Exception as error:  # what is wrong with one must not cost the others their answers
                 operation.finish(error)
         for slot, operations in going.items():
+            if repeater.refusals.untold:
+                repeater.tell_along(slot, operations, deadline_s)
             self._buckets.acquires.start_many(slot, operations, deadline_s=deadline_s)
+        if repeated:
+            self._repeat(repeated)
+
+    def _repeat(self, repeated: Sequence[Operation]) -> None:
+        """Refusals that the store need not be asked for again count like those that it decided."""
+        for operation in repeated:
+            assert isinstance(operation.outcome, Refused)
+            self.decisions.count(operation.outcome, dry_run=False)
+        self.decisions.repeated += len(repeated)
+        _hand_over(repeated)
 
     def _needs_no_store(self, operation: Operation, now_s: float) -> bool:
         """Whether the operation is answered without the store having a part in it."""
@@ -380,7 +406,9 @@ class Decider:
         self._hear(operation, wants, answer)
         if answer.granted:
             return self._grant(operation, wants, answer.buckets, answer.now_us, is_new=True)
-        return _refuse(operation, wants, answer.buckets, answer.now_us)
+        refused = _refuse(operation, wants, answer.buckets, answer.now_us)
+        self.repeater.hear(operation, answer.buckets, answer.now_us, refused, asyncio.get_running_loop().time())
+        return refused
 
     def _hear(self, operation: Operation, wants: Sequence[Want], answer: AcquireAnswer) -> None:
         """Remember what is left of quotas, to go on from there without the store (F-S14)."""

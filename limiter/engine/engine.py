@@ -71,6 +71,7 @@ class Engine:
             Signer(self._secret or urandom(32)),
             deadline_s=settings.deadline_ms / 1000,
             late_us=settings.late_ms * 1000,
+            repeat_s=settings.repeat_refusals_ms / 1000,
             default_criticality=settings.default_criticality,
             refuse_uncovered=settings.uncovered == "refuse",
             nodes=lambda: self._registry.count,
@@ -188,6 +189,7 @@ class Engine:
             await self._decider.post()
         if lost := self._decider.remainders.owing:
             log.error("%d quotas gave out something without the store, which will never know: it is still away", lost)
+        self._decider.repeater.stop()
         await self._buckets.drain()
         await self.link.aclose()
 

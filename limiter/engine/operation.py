@@ -17,6 +17,7 @@ from limiter.engine.shape import Shape, want
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted
 from limiter.model.bucket.decision import limit_states
 from limiter.model.bucket.operations import BucketAnswer, Idempotency, Lot, Verdict, Want
+from limiter.model.bucket.refusals import Remembered
 from limiter.model.overload.shedding import CLASS_NUMBERS
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
@@ -61,7 +62,7 @@ class Operation(Asking):
 
     __slots__ = (
         "charged", "criticality", "decider", "desk", "id", "idempotency_key", "is_dated", "limits", "now_us",
-        "outcome", "place", "request", "shape", "slot", "token", "values",
+        "outcome", "place", "remembered", "request", "shape", "slot", "token", "values",
     )  # fmt: skip
 
     id: bytes
@@ -98,6 +99,8 @@ class Operation(Asking):
         self.lot: Lot | None = None
         self.idempotency: Idempotency | None = None
         self.idempotency_key: str | None = None
+        self.remembered: Remembered[Slot] | None = None
+        """The refusal that it repeats word for word, if it was not asked of the store."""
         self.outcome: Decision | Exception | None = None
         """None of a plain grant, whose answer is in `values`, `charged`, `token` and `now_us`."""
 

@@ -19,6 +19,7 @@ from limiter.model.bucket.contract import LimitState, Settled, SettleRequest
 from limiter.model.bucket.decision import limit_state
 from limiter.model.bucket.expiry import Expiries
 from limiter.model.bucket.operations import BucketAnswer, BucketSettled, SettleAnswer, SettleStatus, Verdict
+from limiter.model.bucket.refusals import Refusals
 from limiter.model.bucket.reservation import Keyring, Reservation, Taken
 from limiter.model.policy.limit import Limit, policy_of
 from limiter.model.policy.policy_set import PolicySet
@@ -109,6 +110,7 @@ class Settler:
         tally: SettleTally,
         expiries: Expiries,
         remainders: Remainders,
+        refusals: Refusals[Slot],
         *,
         deadline_s: float,
     ) -> None:
@@ -120,6 +122,7 @@ class Settler:
         self._tally = tally
         self._expiries = expiries
         self._remainders = remainders
+        self._refusals = refusals
         self._deadline_s = deadline_s
 
     async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
@@ -220,6 +223,8 @@ class Settler:
         )
         if answer.status is SettleStatus.CONFLICT:
             raise SettledOtherwise(settled)
+        if self._refusals.known:
+            self._refusals.forget(operation.slot, operation.buckets)
         self._tally.count(settled, final=final)
         self._count_end(operation, answer)
         return settled

@@ -57,6 +57,10 @@ UNCOVERED = _counter(
 SHADOW_DENIED = _counter(
     "headgate_shadow_denied_total", "Acquires that a policy with `deny` and `shadow` would have refused."
 )
+REPEATED = _counter(
+    "headgate_repeated_refusals_total",
+    "Acquires that a node refused by itself because the store had just refused the same; counted as refused, too.",
+)
 DRY_RUNS = _counter("headgate_dry_runs_total", "Dry runs.")
 REPLAYED = _counter(
     "headgate_replayed_decisions_total", "Acquires that repeated an Idempotency-Key and got the first decision again."

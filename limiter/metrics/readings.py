@@ -47,6 +47,7 @@ def decisions(tally: DecisionTally) -> Iterator[Reading]:
     yield labelled(catalogue.DEGRADED, {"granted": tally.degraded_granted, "refused": tally.degraded_refused})
     yield labelled(catalogue.UNCOVERED, {str(known).lower(): count for known, count in tally.uncovered.items()})
     yield plain(catalogue.SHADOW_DENIED, tally.denied_in_shadow)
+    yield plain(catalogue.REPEATED, tally.repeated)
     yield plain(catalogue.DRY_RUNS, tally.dry_runs)
     yield plain(catalogue.REPLAYED, tally.replayed)
     yield plain(catalogue.WORK_ADMITTED, tally.work_admitted)

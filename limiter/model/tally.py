@@ -63,8 +63,8 @@ class DecisionTally:
     """Decisions of one node. A dry run decides nothing, and a repeated answer was counted when it was given first."""
 
     __slots__ = (
-        "degraded_granted", "degraded_refused", "denied_in_shadow", "dry_runs", "granted", "refused", "replayed",
-        "unanswered", "uncovered", "undecided", "work_admitted",
+        "degraded_granted", "degraded_refused", "denied_in_shadow", "dry_runs", "granted", "refused", "repeated",
+        "replayed", "unanswered", "uncovered", "undecided", "work_admitted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -79,6 +79,8 @@ class DecisionTally:
         self.denied_in_shadow = 0
         self.dry_runs = 0
         self.replayed = 0
+        self.repeated = 0
+        """Refused without asking the store, which had just refused the same."""
         self.work_admitted = 0.0
         """As it was charged."""
 

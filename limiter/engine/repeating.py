@@ -1,0 +1,154 @@
+"""Refusals repeated without the store, for a moment, and told to it (`limiter.model.bucket.refusals`).
+
+    refused by the store ──► remembered ──► repeated to whoever asks as much ──► counted in the store with the next call
+
+What was repeated goes along with the next call on its slot, or by itself once the memory of it has ended, so that
+statistics, controller and usage see every refusal. It is told at most once: what is lost on the way stays uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from limiter.engine.operation import Operation
+from limiter.engine.shape import Shape
+from limiter.model.bucket.contract import Refused
+from limiter.model.bucket.decision import refusal
+from limiter.model.bucket.operations import LEARNED, REFUSING, TOO_LARGE, BucketAnswer, Verdict
+from limiter.model.bucket.refusals import Refusals, Remembered
+from limiter.store.batcher import Batcher
+from limiter.store.errors import StoreBusy
+from limiter.store.flush import TOLD, Asking
+from limiter.store.keys import Slot
+
+_BLOCKED = Verdict.BLOCKED
+
+
+class Heard:
+    """What the buckets said when they refused, and what was made of it."""
+
+    __slots__ = ("answers", "now_us", "refused", "rows", "shape")
+
+    def __init__(
+        self,
+        shape: Shape,
+        rows: Sequence[bytes],
+        answers: Sequence[BucketAnswer],
+        now_us: int,
+        refused: Refused,
+    ) -> None:
+        self.shape = shape
+        self.rows = rows
+        self.answers = answers
+        self.now_us = now_us
+        self.refused = refused
+
+
+class _Telling(Asking):
+    """Tells the store of refusals. Nobody waits for an answer."""
+
+    __slots__ = ("_refused", "_repeater")
+
+    def __init__(self, repeater: Repeater, refused: Remembered[Slot], deadline_s: float) -> None:
+        super().__init__(deadline_s)
+        self._repeater = repeater
+        self._refused = refused
+        self.buckets, self.rows = refused.buckets, refused.answer.rows
+        self.asks = [(REFUSING if refuses else 0, 0.0, 0.0) for refuses in refused.refusing]
+        self.flags, self.requests = TOLD, float(refused.count)
+        self.lot = self.idempotency = None
+        refused.count = 0
+
+    def tell(self, answer: Any) -> None:
+        """What was not even sent is told another time."""
+        if not self.is_over:
+            self.is_over = True
+            if isinstance(answer, StoreBusy) and not self.is_sent:
+                self._repeater.put_back(self._refused, int(self.requests))
+
+
+class Repeater:
+    """The refusals that one node repeats."""
+
+    def __init__(self, acquires: Batcher[Asking], *, keep_s: float, deadline_s: float) -> None:
+        self.refusals: Refusals[Slot] = Refusals(keep_s)
+        self._acquires = acquires
+        self._deadline_s = deadline_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def find(self, operation: Operation, now_s: float) -> bool:
+        """Whether a refusal holds for an operation that has found its buckets; it is decided then."""
+        found = self.refusals.find(operation.slot, operation.buckets, operation.asks, now_s)
+        if found is None or operation.flags or found.answer.shape is not operation.shape:
+            return False
+        heard: Heard = found.answer
+        if found.asks == operation.asks:
+            operation.outcome, operation.remembered = heard.refused, found
+        else:
+            operation.outcome = _refusal(operation, heard)
+        operation.is_over = True
+        self.refusals.repeat(found)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.refusals.keep_s, self._tell_all)
+        return True
+
+    def hear(
+        self, operation: Operation, answers: Sequence[BucketAnswer], now_us: int, refused: Refused, now_s: float
+    ) -> None:
+        """The store refused: remember it where the buckets alone decided, and will for a while."""
+        if operation.flags or operation.limits is not operation.shape or not self.refusals.keep_s:
+            return
+        refusing = [answer.verdict is _BLOCKED for answer in answers]
+        if any(answer.verdict > _BLOCKED for answer in answers) or any(how & TOO_LARGE for how, _, _ in operation.asks):
+            return
+        if any(limit.terms.block for limit in operation.limits):  # the store has to count, and block in time (W17)
+            return
+        waits_ms = [state.reset_ms for state in refused.limits if not (state.passed or state.shadow)]
+        sent_s = operation.deadline_s - self._deadline_s
+        until_s = min(now_s + self.refusals.keep_s, sent_s + max(waits_ms) / 1e3)
+        found: Remembered[Slot] = Remembered(operation.slot, operation.buckets, operation.asks, refusing, until_s)
+        found.answer = Heard(operation.shape, operation.rows, answers, now_us, refused)
+        self.refusals.remember(found, now_s)
+
+    def tell_along(self, slot: Slot, operations: list[Any], deadline_s: float) -> None:
+        """Let what is untold of a slot go along with its next call."""
+        for key, refused in list(self.refusals.untold.items()):
+            if refused.place == slot:
+                del self.refusals.untold[key]
+                operations.append(_Telling(self, refused, deadline_s))
+
+    def tell_all(self) -> None:
+        """Tell everything that is untold, now."""
+        deadline_s = asyncio.get_running_loop().time() + self._deadline_s
+        for refused in self.refusals.take_untold():
+            self._acquires.start(refused.place, _Telling(self, refused, deadline_s))
+
+    def _tell_all(self) -> None:
+        self._timer = None
+        self.tell_all()
+
+    def put_back(self, refused: Remembered[Slot], count: int) -> None:
+        """It could not be told."""
+        refused.count += count
+        self.refusals.untold[id(refused)] = refused
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(1.0, self._tell_all)
+
+    def stop(self) -> None:
+        """Tell what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.tell_all()
+
+
+def _refusal(operation: Operation, heard: Heard) -> Refused:
+    """Why not, for a request that asks for more than the one that was refused."""
+    wants = operation.wants(heard.now_us)
+    answers = [
+        answer if answer.in_requests or wanted.how & LEARNED else answer.but(charge=wanted.charge)
+        for answer, wanted in zip(heard.answers, wants, strict=True)
+    ]
+    return refusal(operation.limits, wants, answers, requests=1.0, now_us=heard.now_us)

@@ -1,0 +1,139 @@
+"""Refusals repeated without the store, and told to it: promise 1 and promise 9."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from limiter.engine.decider import Decider
+from limiter.model.bucket.contract import AcquireRequest, Granted, Refused, SettleRequest
+from limiter.model.bucket.refusals import KEEP_MAX_S
+from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.reading import read_policy_set
+from limiter.store.buckets import Buckets
+from limiter.store.keys import Slot
+from limiter.store.link.connect import open_link
+from tests.support.nodes import PATIENT_S, Watched, until
+from tests.support.operations import record_of
+from tests.support.servers import Server
+from tests.support.stores import ScriptStore
+
+POLICY = {"name": "reads", "match": {"service": "orders"}, "per": ["customer"], "rate": "1/h", "capacity": 10}
+LONG_S = 3600.0
+
+
+@pytest.fixture
+async def link(valkey: Server) -> AsyncIterator[Watched]:
+    """A way to the store on which calls can be counted."""
+    link = Watched(await open_link(valkey.url))
+    yield link
+    await link.aclose()
+
+
+@pytest.fixture
+async def decider(link: Watched) -> AsyncIterator[Decider]:
+    """A node that remembers refusals; its memory lasts as long as a test needs it."""
+    buckets = Buckets(link)
+    decider = Decider(buckets, Signer(b"a secret of the tests"), deadline_s=PATIENT_S, repeat_s=KEEP_MAX_S)
+    decider.enforce(read_policy_set({"policies": [POLICY]}))
+    decider.repeater.refusals.keep_s = LONG_S
+    yield decider
+    decider.repeater.stop()
+    await buckets.drain()
+
+
+def ask(work: float = 5, customer: str = "c1", **more: Any) -> AcquireRequest:
+    return AcquireRequest({"service": "orders", "customer": customer}, work=work, **more)
+
+
+async def refused(decider: Decider, request: AcquireRequest) -> Refused:
+    decision = await decider.acquire(request)
+    assert isinstance(decision, Refused)
+    return decision
+
+
+async def empty(decider: Decider) -> Granted:
+    """Take all that the bucket holds, and more."""
+    granted = await decider.acquire(ask(100))
+    assert isinstance(granted, Granted)
+    return granted
+
+
+async def test_a_refusal_is_repeated_without_the_store_and_counts_everywhere(
+    decider: Decider, link: Watched, valkey: Server
+) -> None:
+    await empty(decider)
+    first = await refused(decider, ask())
+    calls = len(link.calls)
+    again = [await refused(decider, ask()) for _ in range(20)]
+    assert len(link.calls) == calls, "the store was not asked"
+    assert again == [first] * 20, "word for word"
+    assert (decider.decisions.refused["work"], decider.decisions.repeated) == (21, 20)
+    await refused(decider, ask(1, customer="c1"))  # asks for less: the store is asked, and told of the others
+    record = record_of(ScriptStore(valkey, Slot()), "reads:c1")
+    assert (record.requests, record.refused, record.admitted) == (23, 22, 1)
+
+
+async def test_what_was_repeated_is_told_even_if_nothing_else_is_asked(decider: Decider, valkey: Server) -> None:
+    decider.repeater.refusals.keep_s = KEEP_MAX_S
+    await empty(decider)
+    for _ in range(10):
+        await refused(decider, ask())
+    repeated = decider.decisions.repeated
+    store = ScriptStore(valkey, Slot())
+    await until(lambda: record_of(store, "reads:c1").refused == 10)
+    assert record_of(store, "reads:c1").requests == 11
+    assert decider.decisions.repeated == repeated, "telling decides nothing"
+
+
+async def test_more_than_what_was_refused_is_refused_with_its_own_numbers(decider: Decider, link: Watched) -> None:
+    """B1: the explanation is of this request."""
+    await empty(decider)
+    first = await refused(decider, ask(12))
+    calls = len(link.calls)
+    more = await refused(decider, ask(15))
+    assert len(link.calls) == calls
+    assert more.detail != first.detail
+    assert more.retry_after_ms > first.retry_after_ms
+
+
+async def test_a_settle_that_gives_back_ends_the_memory(decider: Decider) -> None:
+    granted = await empty(decider)
+    await refused(decider, ask())
+    await refused(decider, ask())
+    await decider.settle(SettleRequest(granted.reservation, 0))
+    assert isinstance(await decider.acquire(ask()), Granted)
+
+
+async def test_a_change_of_policies_ends_the_memory(decider: Decider) -> None:
+    await empty(decider)
+    await refused(decider, ask())
+    decider.enforce(read_policy_set({"policies": [{**POLICY, "minimum": -1000, "max_debt": 5000}]}))
+    assert isinstance(await decider.acquire(ask()), Granted)
+
+
+@pytest.mark.parametrize("aside", [{"dry_run": True}, {"criticality": "critical_plus"}])
+async def test_what_might_be_decided_otherwise_is_asked(decider: Decider, link: Watched, aside: dict[str, Any]) -> None:
+    decider.enforce(read_policy_set({"policies": [{**POLICY, "reserve": {"critical": "5"}, "max_debt": 0}]}))
+    assert isinstance(await decider.acquire(ask(6)), Granted)
+    await refused(decider, ask(3))
+    calls = len(link.calls)
+    await decider.acquire(ask(3, **aside))
+    assert len(link.calls) == calls + 1
+
+
+async def test_an_idempotency_key_is_always_decided_by_the_store(decider: Decider, link: Watched) -> None:
+    await empty(decider)
+    await refused(decider, ask())
+    calls = len(link.calls)
+    assert isinstance(await decider.acquire(ask(), idempotency_key="k1"), Refused)
+    assert len(link.calls) == calls + 1
+
+
+async def test_without_the_memory_the_store_is_always_asked(decider: Decider, link: Watched) -> None:
+    decider.repeater.refusals.keep_s = 0
+    await empty(decider)
+    await refused(decider, ask())
+    calls = len(link.calls)
+    await refused(decider, ask())
+    assert len(link.calls) == calls + 1
