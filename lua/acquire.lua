@@ -17,24 +17,25 @@ RETURNS   one string: done or expired, now_us, then for each operation its statu
 HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= capacity; a debit stops at -debt_max and
           counts the rest; each bucket is read once and written once; what is not ours is left as it is ]]
 
+local BEFORE = 3  -- keys before those of the buckets
+
+local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
+local read_count = BEFORE + bucket_count
+-- #include lib/begin.lua
 -- #include lib/record.lua
 -- #include lib/call.lua
 
-local FIRST = 4
 local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED, OP_COUNTED = 0, 1, 2, 3, 4, 5, 6
 local SHEDS = 16  -- added to the status of an operation that was subject to overload control
 local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED = 0, 1, 2, 3, 8
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
 local TOLD, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
 local LEARNED, TOO_LARGE, COVERED, REFUSING = 1, 2, 4, 8  -- how a bucket is asked, or had its part in what is told
-local IDEMPOTENCY_TTL_MS = 60000
+local IDEMPOTENCY_TTL_MS, KEPT_LAYOUT = 60000, 1
 local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 58
 
-local reply, now_us, bucket_count = begin(KEYS[1], ARGV[1])
-if reply then return reply end
-
 local params = unpack_params(ARGV[2])
-local records = read_records(KEYS, FIRST, bucket_count)
+local records = unpack_records(raws, BEFORE, bucket_count)
 local terms, unusable, touched = {}, {}, {}
 local unit, part = {}, {}  -- per bucket: IN_REQUESTS or 0, and how much of the whole limit's capacity it holds
 for i = 1, bucket_count do
@@ -248,7 +249,7 @@ local decided = {}
 local function recall(key)
   local kept = decided[key] or redis.pcall('GET', key)
   if not kept then return nil end
-  if type(kept) == 'table' or #kept < KEPT_SIZE or string.byte(kept) ~= LAYOUT then return false end
+  if type(kept) == 'table' or #kept < KEPT_SIZE or string.byte(kept) ~= KEPT_LAYOUT then return false end
   local _, fingerprint, _, memo_size = unpack_struct('<Bc16dI', kept)
   local answer_size = #kept - KEPT_SIZE - memo_size
   if answer_size < 1 then return false end
@@ -263,7 +264,7 @@ local function decide_once(key, fingerprint, memo, flags, count, requests)
   if first_fingerprint == false then return string.char(OP_CORRUPT) end
   if first_fingerprint == nil then
     local decision = decide(flags, count, requests)
-    decided[key] = pack_struct('<Bc16dI', LAYOUT, fingerprint, now_us, #memo) .. memo .. decision
+    decided[key] = pack_struct('<Bc16dI', KEPT_LAYOUT, fingerprint, now_us, #memo) .. memo .. decision
     return decision
   end
   if first_fingerprint ~= fingerprint then return string.char(OP_CONFLICT) end
@@ -283,7 +284,7 @@ while at <= size do
   if flags >= DRAWN and has(flags, DRAWN) then class, draw, at = unpack_struct('<Bd', operations, at) end
   if flags >= IDEMPOTENT then
     key, fingerprint, memo, at = unpack_struct('<Hc16Ic0', operations, at)
-    key = KEYS[FIRST + bucket_count + key - 1]
+    key = KEYS[BEFORE + bucket_count + key]
   end
   answered = answered + 1
   if status then
@@ -295,6 +296,6 @@ while at <= size do
   end
 end
 
-write_records(records, touched, FIRST, now_us)
+write_records(raws, records, touched, now_us, is_sent)
 for key, decision in pairs(decided) do call('SET', key, decision, 'PX', IDEMPOTENCY_TTL_MS) end
 return finish(KEYS[1], answers)

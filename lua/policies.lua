@@ -16,17 +16,17 @@ HOLDS     a repeated call changes nothing; a refusal changes nothing; what is pu
           revisions only grow, and each belongs to one call; a delete of nothing is refused; entries that are
           moved to another name leave no trace in the lists ]]
 
+local now_us, expires_us, count = struct.unpack('<ddH', ARGV[1])
+local read_count = 1
+-- #include lib/begin.lua
 -- #include lib/record.lua
 -- #include lib/call.lua
 
-local FIRST = 4
+local BEFORE = 3  -- keys before the histories
 local APPLIED, CONFLICT, MISSING, FULL, STALE = 1, 2, 3, 4, 5
 local ANY, MOVE = -1, 5
 local AUDIT_MAX, HISTORY_MAX, ENTRIES_MAX = 10000, 50, 20000
 local DELETED_HISTORY_S = 7776000  -- 90 days
-
-local reply, now_us, count = begin(KEYS[1], ARGV[1])
-if reply then return reply end
 
 local expected, action, life, who, owner = unpack_struct('<dBBc0Hc0Hc0', ARGV[2])
 
@@ -71,7 +71,7 @@ if size > ENTRIES_MAX then return answer(FULL, 0, 0) end
 
 -- What is remembered must not stand in the way: were a list damaged, the policies would still be changed.
 local function remember(i)
-  local history, whose = KEYS[FIRST + i - 1], texts[i] == '' and owners[i] or owner
+  local history, whose = KEYS[BEFORE + i], texts[i] == '' and owners[i] or owner
   if action ~= MOVE then
     local logged = pack_struct('<ddBHc0Hc0Ic0Ic0Hc0', revision, now_us, action, #who, who, #entries[i], entries[i],
       #befores[i], befores[i], #texts[i], texts[i], #whose, whose)

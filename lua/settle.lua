@@ -18,21 +18,22 @@ HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a
           the rest; after the deadline nothing is refunded; progress renews the deadline; what is not ours is left as
           it is ]]
 
+local BEFORE = 3  -- keys before those of the buckets
+
+local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
+local read_count = BEFORE + bucket_count
+-- #include lib/begin.lua
 -- #include lib/record.lua
 -- #include lib/call.lua
 
-local FIRST = 4
 local OP_SETTLED, OP_DUPLICATE, OP_CONFLICT, OP_GONE, OP_CORRUPT = 1, 2, 3, 4, 5
 local OPEN, FINAL = 1, 2
 local IN_CLASS = 2  -- times the class (0 to 3), beside final
 local EXPECTS, UNPAID = 2, 4  -- beside whether the charge is in requests
 local PRESENT, IN_REQUESTS = 1, 2  -- added together: there is such a bucket, and it counts requests now
 
-local reply, now_us, bucket_count = begin(KEYS[1], ARGV[1])
-if reply then return reply end
-
 local params = unpack_params(ARGV[2])
-local records = read_records(KEYS, FIRST, bucket_count)
+local records = unpack_records(raws, BEFORE, bucket_count)
 local corrupt, touched = {}, {}
 for i = 1, bucket_count do
   local term, record = params[unpack_struct('<H', ARGV[3], 2 * i - 1)], records[i]
@@ -95,7 +96,7 @@ local function keep_tombstone(key, count)
   for i = 2, count do raw = raw .. pack_struct('<dd', accounted[i], uncollected[i]) end
   tombstones[key] = raw
   local ttl_ms = (expires_us + late_us - now_us) / 1000
-  tombstone_ttls_ms[key] = ttl_ms < TTL_MAX_MS and math.ceil(ttl_ms) + 1 or TTL_MAX_MS
+  tombstone_ttls_ms[key] = math.ceil(math.min(ttl_ms, TTL_MAX_S * 1000)) + 1
 end
 
 -- W6. The threshold is in units, or (negative) a share of the charge.
@@ -252,9 +253,9 @@ while at <= size do
     final = final % IN_CLASS
   end
   at, sound = read_rows(operations, at, buckets)
-  answers[#answers + 1] = settle(KEYS[FIRST + bucket_count + tombstone - 1], buckets, sound)
+  answers[#answers + 1] = settle(KEYS[BEFORE + bucket_count + tombstone], buckets, sound)
 end
 
-write_records(records, touched, FIRST, now_us, slacks)
+write_records(raws, records, touched, now_us, is_sent, slacks)
 for key, raw in pairs(tombstones) do call('SET', key, raw, 'PX', tombstone_ttls_ms[key]) end
 return finish(KEYS[1], answers)

@@ -17,14 +17,15 @@ HOLDS     a stale owner changes nothing (F-P7); absolute values, so a repeat cha
 -- #include lib/record.lua
 -- #include lib/lease.lua
 
-local FIRST = 2
+local BEFORE = 1  -- keys before those of the buckets
 local ROW_DONE, ROW_ABSENT, ROW_CORRUPT = 1, 2, 3
 local SETS_CAP, SETS_CHARGE, SETS_UNIT, SETS_SHARE, SETS_STATE, SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
 local SHARE_MIN = 1e-6               -- a smaller share would starve its partition
 local SHARE_FOR_MAX_US = 3600000000
 
 local now_us, count, token_at = unpack_struct('<dH', ARGV[1])
-if now_us == 0 then
+local is_sent = now_us ~= 0
+if not is_sent then
   local time = call('TIME')
   now_us = time[1] * 1000000 + time[2]
 end
@@ -107,8 +108,9 @@ local function steer(record, params)
   adopt(record, params, now_us)
 end
 
-local params, records = unpack_params(ARGV[2]), read_records(KEYS, FIRST, count)
-local rows, at, statuses, states, state_keys, next_state = ARGV[3], 1, {}, {}, {}, FIRST + count
+local raws = count > 0 and call('MGET', unpack(KEYS, 1, BEFORE + count)) or {}
+local params, records = unpack_params(ARGV[2]), unpack_records(raws, BEFORE, count)
+local rows, at, statuses, states, state_keys, next_state = ARGV[3], 1, {}, {}, {}, BEFORE + count + 1
 local steered = {}  -- whose record has to be written: the state of most is kept without touching them
 for i = 1, count do
   local number
@@ -138,9 +140,11 @@ end
 
 for i = 1, count do
   if statuses[i] == ROW_DONE then
-    local ttl = ttl_ms(records[i], now_us)
-    if steered[i] then call('SET', KEYS[FIRST + i - 1], pack_record(records[i]), 'PX', ttl) end
-    if states[i] then call('SET', state_keys[i], states[i], 'PX', ttl) end
+    local record = records[i]
+    if steered[i] then write_record(KEYS[BEFORE + i], raws[BEFORE + i], record, now_us, is_sent) end
+    if states[i] then  -- kept as long as the bucket is
+      call('SET', state_keys[i], states[i], expiry(keep(record, now_us) or record[KEPT_UNTIL], now_us, is_sent))
+    end
   end
 end
 return pack_struct('<Bd', DONE, now_us) .. string.char(unpack(statuses))

@@ -77,10 +77,11 @@ def test_a_script_uses_the_keys_and_arguments_that_its_header_lists(name: str) -
     header, body = header_of(source), without_comments(source)
     keys = {int(number) for number in re.findall(r"^KEYS\[(\d+)\]", header, re.MULTILINE)}
     arguments = {int(number) for number in re.findall(r"^ARGV\[(\d+)\]", header, re.MULTILINE)}
-    assert {int(number) for number in re.findall(r"\bKEYS\[(\d+)\]", body)} == keys
+    # What MGET found of all keys, by the same numbers, is in raws.
+    assert {int(number) for number in re.findall(r"\b(?:KEYS|raws)\[(\d+)\]", body)} == keys
     assert {int(number) for number in re.findall(r"\bARGV\[(\d+)\]", body)} == arguments
-    first = re.findall(r"^KEYS\[(\d+)\.\.\]", header, re.MULTILINE)
-    assert first == re.findall(r"^local FIRST = (\d+)$", body, re.MULTILINE)
+    first = [int(number) for number in re.findall(r"^KEYS\[(\d+)\.\.\]", header, re.MULTILINE)]
+    assert first == [int(number) + 1 for number in re.findall(r"^local BEFORE = (\d+) *$", body, re.MULTILINE)]
 
 
 def header_of(source: str) -> str:

@@ -46,7 +46,7 @@ CALL_WEIGHT = 0.3
 TIMEOUT_MAX_S = 5.0
 CALL_LIFETIME_US = 5_000_000
 """A copy of a call that reaches the store later than this is refused there. Half of the time that replies are kept
-(REPLY_TTL_MS in lua/lib/call.lua), so a copy either finds the reply or does nothing."""
+(REPLY_TTL_MS in lua/lib/begin.lua), so a copy either finds the reply or does nothing."""
 
 CALL_ID_SIZE = 12
 PAUSE_S = 0.005

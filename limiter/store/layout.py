@@ -11,7 +11,7 @@ from struct import Struct
 from struct import error as struct_error
 
 from limiter.model.bucket.block import Block
-from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, Flags, Params, Record
+from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, ROOM_SIZE, Flags, Params, Record
 from limiter.model.bucket.ledger import Tombstone
 from limiter.model.bucket.operations import (
     Acquire,
@@ -29,21 +29,23 @@ from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.model.overload.shedding import CLASSES, Shedding, ShedOrder, is_sound
 from limiter.model.overload.signals import Report
 
-VERSION = 1
+VERSION, VERSION_BEFORE = 2, 1
+"""Records of the version before are read, and written anew as this one."""
 PACKED_MAX = 4096
 STEERED_MAX = 256
 """Buckets that one call of steer.lua may carry: bounds how long the store is busy with it."""
 
 _packed: dict[int, tuple[Params, bytes]] = {}
 
-_RECORD = Struct("<BB19d")
+_RECORD = Struct("<BH6diId24s11d")
+_RECORD_BEFORE = Struct("<BB19d")
 _HISTOGRAMS = {classes: Struct(f"<{HISTOGRAM_STEPS * classes}d") for classes in (1, len(CLASSES))}
 """One histogram, or one for each class."""
 _SHARE = Struct("<3d")
 _REQUESTS_UNTIL = Struct("<d")
 _SHEDDING = Struct("<28d")
 _BLOCK = Struct("<3d")
-_PARAMS = Struct("<B11d")
+_PARAMS = Struct("<H11d")
 _BLOCK_TERMS = Struct("<3d")
 _HEAD = Struct("<ddH")
 _REPLY = Struct("<Bd")
@@ -79,6 +81,8 @@ _NOTHING = math.nan
 """Stands where nothing is set; the scripts would not take it anyway."""
 
 _INF = math.inf
+_EPOCHS = 2**31
+_NO_ROOM = bytes(ROOM_SIZE)
 _new_record = Record.__new__
 _SHARE_FIELDS = ("share", "share_until_us", "share_partitions")
 _APART = {"flags", "histogram", "shedding", "block", "requests_until", *_SHARE_FIELDS}
@@ -95,15 +99,15 @@ def _classes(flags: int) -> int:
     return len(CLASSES) if flags & _HAS_SHEDDING else 1
 
 
-def _size(flags: int) -> int:
+def _trailers_size(flags: int) -> int:
     histogram = _HISTOGRAMS[_classes(flags)].size if flags & _HAS_HISTOGRAM else 0
     share = _SHARE.size if flags & _HAS_SHARE else 0
     until = _REQUESTS_UNTIL.size if flags & _IS_AUTO else 0
     shedding = _SHEDDING.size if flags & _HAS_SHEDDING else 0
-    return _RECORD.size + histogram + share + until + shedding + (_BLOCK.size if flags & _HAS_BLOCK else 0)
+    return histogram + share + until + shedding + (_BLOCK.size if flags & _HAS_BLOCK else 0)
 
 
-_SIZES = tuple(map(_size, range(RECORD_FLAGS + 1)))
+_TRAILERS = tuple(map(_trailers_size, range(RECORD_FLAGS + 1)))
 _VERDICTS = {verdict + unit: (verdict, unit > 0) for verdict in Verdict for unit in (0, _IN_REQUESTS)}
 """What the first byte of an answer means: the verdict, and whether the bucket counts requests."""
 
@@ -140,26 +144,44 @@ def pack_record(record: Record) -> bytes:
 
 def unpack_record(raw: bytes) -> Record:
     """A record as the scripts wrote it; ValueError if it is none."""
-    if len(raw) < _RECORD.size or raw[0] != VERSION or raw[1] > RECORD_FLAGS or len(raw) != _SIZES[raw[1]]:
-        raise ValueError("not a bucket record of this version")
     record = _new_record(Record)
     # Field by field, in the order of the layout: a controller reads thousands of them in a tenth of a second.
-    (
-        _, flags, record.updated_us, record.balance, record.rate, record.capacity, record.committed, record.debt_max,
-        record.settle_threshold, record.stop_debt, record.charge, record.epoch, record.requests, record.admitted,
-        record.refused, record.work_charged, record.work_settled, record.work_squared, record.settles, record.missed,
-        record.uncollected,
-    ) = _RECORD.unpack_from(raw)  # fmt: skip
+    if len(raw) >= _RECORD.size and raw[0] == VERSION:
+        fixed_size = _RECORD.size
+        (
+            _, flags, record.updated_us, record.balance, record.requests, record.admitted, record.refused,
+            record.work_charged, record.epoch, record.kept_until_s, record.charge, record.room, record.work_settled,
+            record.work_squared, record.settles, record.missed, record.uncollected, record.rate, record.capacity,
+            record.committed, record.debt_max, record.settle_threshold, record.stop_debt,
+        ) = _RECORD.unpack_from(raw)  # fmt: skip
+    else:
+        fixed_size, flags = _RECORD_BEFORE.size, _unpack_before(record, raw)
+    if flags > RECORD_FLAGS or len(raw) != fixed_size + _TRAILERS[flags]:
+        raise ValueError("not a bucket record of this version")
     record.flags, record.histogram, record.shedding, record.block = _FLAGS[flags], [], None, None
     record.share = record.share_until_us = record.share_partitions = record.requests_until = 0.0
     if flags & _HAS_TRAILER:
-        _unpack_trailers(record, flags, raw)
+        _unpack_trailers(record, flags, raw, fixed_size)
     return record
 
 
-def _unpack_trailers(record: Record, flags: int, raw: bytes) -> None:
+def _unpack_before(record: Record, raw: bytes) -> int:
+    """The fixed fields of a record of the version before, whose trailers are the same; the flags."""
+    if len(raw) < _RECORD_BEFORE.size or raw[0] != VERSION_BEFORE:
+        raise ValueError("not a bucket record of this version")
+    (
+        _, flags, record.updated_us, record.balance, record.rate, record.capacity, record.committed, record.debt_max,
+        record.settle_threshold, record.stop_debt, record.charge, epoch, record.requests, record.admitted,
+        record.refused, record.work_charged, record.work_settled, record.work_squared, record.settles, record.missed,
+        record.uncollected,
+    ) = _RECORD_BEFORE.unpack_from(raw)  # fmt: skip
+    record.epoch = int(epoch) if -1 <= epoch < _EPOCHS else -1
+    record.kept_until_s, record.room = 0, _NO_ROOM
+    return int(flags)
+
+
+def _unpack_trailers(record: Record, flags: int, raw: bytes, at: int) -> None:
     """What only some buckets have."""
-    at = _RECORD.size
     if flags & _HAS_HISTOGRAM:
         histograms = _HISTOGRAMS[_classes(flags)]
         record.histogram = list(histograms.unpack_from(raw, at))
@@ -220,7 +242,7 @@ def read_record(raw: bytes) -> Record | None:
         return None
     if not (record.capacity > 0 and record.updated_us > 0):
         return None
-    return record if raw[1] < _HAS_HISTOGRAM or _is_trailer_sound(record) else None
+    return record if not record.flags & _HAS_TRAILER or _is_trailer_sound(record) else None
 
 
 def _is_trailer_sound(record: Record) -> bool:

@@ -1,8 +1,12 @@
 --[[ record: the live state of one bucket, kept as one string.
-Layout: version byte, flags byte, 19 little-endian float64 fields, then a latency histogram where the policy needs
-one (with overload control one for each class), then the share of a bucket whose limit is divided over partitions,
-then until when an auto bucket may count requests, then what overload control goes by, then the refusals of a key that
-may be blocked. Everything stays float64: nothing passes through text, so the model in limiter/model/bucket/bucket.py,
+Layout: version byte, two bytes of flags, then fixed fields: in front all that an acquire of a plain bucket reads and,
+before KEPT_UNTIL, all that it changes, so that it writes nothing else (SETRANGE); then room for what later versions count
+with each acquire; then what a settle changes; then the terms, as the policy had them when last seen. Behind these stand
+trailers, each where its flag says so and in this order: a latency histogram (with overload control one for each class),
+the share of a bucket whose limit is divided over partitions, until when an auto bucket may count requests, what
+overload control goes by, the refusals of a key that may be blocked. A new capability adds a flag and a trailer; a record
+with a flag that is not known here is not ours. Records of version 1 are read, and written as version 2.
+Amounts and times stay float64: nothing passes through text, so the model in limiter/model/bucket/bucket.py,
 shedding.py and block.py, doing the same operations in the same order, agrees to the bit.
 limiter/store/layout.py packs the same bytes. ]]
 
@@ -11,36 +15,43 @@ local pack_struct, unpack_struct, call = struct.pack, struct.unpack, redis.call
 local VERSION, FLAGS = 1, 2
 local UPDATED = 3      -- us, when the balance was last brought up to date
 local BALANCE = 4      -- units of work, or requests; negative is debt; a quota's remainder
-local RATE = 5         -- refill a second: the committed rate, or the steered cap of a request bucket
-local CAPACITY = 6     -- most the balance may be: capacity, burst, or a quota's limit
-local COMMITTED = 7    -- the policy's rate when last seen, as far as this bucket's share of it goes
-local DEBT_MAX = 8
-local THRESHOLD = 9    -- W6: units if positive, a share of the charge if negative
-local STOP_DEBT = 10   -- W7: debt beyond which a progress call answers stop
+local REQUESTS, ADMITTED, REFUSED, WORK_CHARGED = 5, 6, 7, 8
+local EPOCH = 9        -- int32, the sampling epoch in which this bucket was last listed as touched
+local KEPT_UNTIL = 10  -- uint32, s, when the key expires: at least as long as it is needed, moved about once a minute
 local CHARGE = 11      -- W8: learned charge, 0 while nothing is learned
-local EPOCH = 12       -- the sampling epoch in which this bucket was last listed as touched
-local REQUESTS, ADMITTED, REFUSED = 13, 14, 15
-local WORK_CHARGED, WORK_SETTLED, WORK_SQUARED = 16, 17, 18
-local SETTLES, MISSED, UNCOLLECTED = 19, 20, 21
-local HISTOGRAM = 22   -- raw counts, '' where the policy needs none
-local SHARE = 23       -- B5: part of a divided limit, as the controller gave it; only records of divided limits have it
-local SHARE_UNTIL = 24       -- us, when that ends and the bucket falls back to an equal part
-local SHARE_PARTITIONS = 25  -- of how many partitions it was a part: with another number of them it means nothing
-local REQUESTS_UNTIL = 26    -- R10: WORK_SETTLED at which an auto bucket counts work again; only auto records have it
-local SHEDDING = 27    -- table: overload control; only records of policies with an `overload` block have it
-local COUNTED_UNTIL, BLOCK_REFUSED, BLOCKED_UNTIL = 28, 29, 30  -- W17: us, refusals, us; only where a policy blocks keys
+local ROOM = 12        -- 24 bytes, kept as they are: for what is in flight in two slots of time (2 float64; UPDATED tells
+                       -- which slots), and for second and further attempts (2 uint32)
+local WORK_SETTLED, WORK_SQUARED = 13, 14
+local SETTLES, MISSED, UNCOLLECTED = 15, 16, 17
+local RATE = 18        -- refill a second: the committed rate, or the steered cap of a request bucket
+local CAPACITY = 19    -- most the balance may be: capacity, burst, or a quota's limit
+local COMMITTED = 20   -- the policy's rate when last seen, as far as this bucket's share of it goes
+local DEBT_MAX = 21
+local THRESHOLD = 22   -- W6: units if positive, a share of the charge if negative
+local STOP_DEBT = 23   -- W7: debt beyond which a progress call answers stop
+local HISTOGRAM = 24   -- raw counts, '' where the policy needs none
+local SHARE = 25       -- B5: part of a divided limit, as the controller gave it; only records of divided limits have it
+local SHARE_UNTIL = 26       -- us, when that ends and the bucket falls back to an equal part
+local SHARE_PARTITIONS = 27  -- of how many partitions it was a part: with another number of them it means nothing
+local REQUESTS_UNTIL = 28    -- R10: WORK_SETTLED at which an auto bucket counts work again; only auto records have it
+local SHEDDING = 29    -- table: overload control; only records of policies with an `overload` block have it
+local COUNTED_UNTIL, BLOCK_REFUSED, BLOCKED_UNTIL = 30, 31, 32  -- W17: us, refusals, us; only where a policy blocks keys
 local WINDOW_END, WINDOW_START = RATE, COMMITTED  -- a quota has a window where a rate bucket has rates (us)
 
-local LAYOUT = 1
-local FIELDS = '<BB' .. string.rep('d', 19)
-local SIZE = 2 + 19 * 8
+local LAYOUT, LAYOUT_BEFORE = 2, 1
+local FIELDS = '<BHddddddiIdc24ddddddddddd'
+local FIELDS_BEFORE = '<BBddddddddddddddddddd'
+local SIZE, SIZE_BEFORE = 179, 154
+local FRONT, CHANGING = 3, 131  -- bytes before what acquires and settles change, and as far as that goes
+local NO_ROOM = string.rep('\0', 24)
 local SHARE_SIZE, REQUESTS_UNTIL_SIZE, BLOCK_SIZE = 24, 8, 24
 local QUOTA, COUNTS_REQUESTS, HAS_HISTOGRAM = 1, 2, 4  -- flag bits a record shares with its params
 local DIVIDED = 8      -- the limit is divided over partitions: params say the whole, the record holds a share
 local AUTO = 16        -- R10: the record's own COUNTS_REQUESTS says how it counts; steer.lua lends it for some work
 local OVERLOAD = 32    -- the policy has an `overload` block
-local BLOCK = 64       -- W17: the policy blocks keys; the highest bit that a record keeps
-local SHADOW = 128     -- P11: of params only
+local BLOCK = 64       -- W17: the policy blocks keys; the highest bit that a record has, so far
+local BEYOND = 128     -- a flag of this or more is one that no record of ours has
+local SHADOW = 32768   -- P11: of params only
 
 -- What record[SHEDDING] holds; each class has its place in four numbers, class 0 (critical_plus) being the first.
 local CLASSES = 4
@@ -61,8 +72,10 @@ local OCTAVES, OCTAVE_MIN, STEPS = 18, -2, 4  -- histogram: 0.125 ms to 32 s, fo
 local HISTOGRAM_SIZE = OCTAVES * STEPS * 8
 
 local STEP_BACK_MAX_US = 1000000     -- a clock this far back waits for the past to catch up; further back re-anchors
-local IDLE_TTL_MS = 600000           -- a bucket is kept at least this long after its last use
-local TTL_MAX_MS = 31622400000       -- and at most 366 days
+local IDLE_TTL_S = 600               -- a bucket is kept at least this long after its last use
+local TTL_MAX_S = 31622400           -- and at most 366 days
+local KEPT_LONGER_S = 60             -- and this much longer, so that the expiry need not be moved with every use
+local KEPT_MAX_S = 4294967295
 local RATE_MAX = 9007199254740992    -- 2^53
 
 local function has(flags, bit_value)
@@ -70,7 +83,7 @@ local function has(flags, bit_value)
 end
 
 --[[ Params: what a policy says of a bucket, a row each (limiter/store/layout.py), longer where keys are blocked. ]]
-local PARAMS = '<Bddddddddddd'
+local PARAMS = '<Hddddddddddd'
 
 local function unpack_params(rows)
   local params, at, size = {}, 1, #rows
@@ -145,7 +158,7 @@ local function no_shedding()
 end
 
 local function fresh_record(params, now_us)
-  local record = { LAYOUT, params.flags, now_us, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+  local record = { LAYOUT, params.flags, now_us, 0, 0, 0, 0, 0, -1, 0, 0, NO_ROOM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     no_latencies(params), 0, 0, 0, 0, params.overload and no_shedding() or nil }
   if params.block_for then record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, 0 end
   local share = share_of(record, params, now_us)
@@ -171,12 +184,12 @@ local function is_sound(shedding)
 end
 
 -- What follows the fields, by what the flags say there is; whether the size agrees, and all of it makes sense.
-local function unpack_rest(record, raw, size)
-  local flags, at = record[FLAGS], SIZE
+local function unpack_rest(record, raw, size, at)
+  local flags = record[FLAGS]
   local with_histogram, divided, overload = has(flags, HAS_HISTOGRAM), has(flags, DIVIDED), has(flags, OVERLOAD)
   local histogram_size = with_histogram and HISTOGRAM_SIZE * (overload and CLASSES or 1) or 0
   local auto, block = has(flags, AUTO), has(flags, BLOCK)
-  if size ~= SIZE + histogram_size + (divided and SHARE_SIZE or 0) + (auto and REQUESTS_UNTIL_SIZE or 0)
+  if size ~= at + histogram_size + (divided and SHARE_SIZE or 0) + (auto and REQUESTS_UNTIL_SIZE or 0)
     + (overload and SHEDDING_SIZE or 0) + (block and BLOCK_SIZE or 0) then
     return false
   end
@@ -198,26 +211,38 @@ local function unpack_rest(record, raw, size)
   return counted_until >= 0 and refused >= 0 and blocked_until >= 0 and blocked_until < math.huge
 end
 
+-- The fixed fields of a record as this version has them, and how many bytes they take; nil if it is of no version known.
+local function unpack_fields(raw, size)
+  local version = string.byte(raw)
+  if version == LAYOUT and size >= SIZE then return { unpack_struct(FIELDS, raw) }, SIZE end
+  if version ~= LAYOUT_BEFORE or size < SIZE_BEFORE then return nil end
+  local _, flags, updated, balance, rate, capacity, committed, debt_max, threshold, stop_debt, charge, epoch, requests,
+    admitted, refused, work_charged, work_settled, work_squared, settles, missed, uncollected =
+    unpack_struct(FIELDS_BEFORE, raw)
+  return { LAYOUT, flags, updated, balance, requests, admitted, refused, work_charged, epoch, 0, charge, NO_ROOM,
+    work_settled, work_squared, settles, missed, uncollected, rate, capacity, committed, debt_max, threshold,
+    stop_debt }, SIZE_BEFORE
+end
+
 -- F-S11: nil means that these bytes are not a record of ours.
 local function unpack_record(raw)
   local size = #raw
-  if size < SIZE then return nil end
-  local record = { unpack_struct(FIELDS, raw) }
+  local record, fixed_size = unpack_fields(raw, size)
+  if not record then return nil end
   local balance, capacity, rate = record[BALANCE], record[CAPACITY], record[RATE]
   -- Written so that NaN fails as well.
   if not (balance > -math.huge and balance <= capacity and capacity > 0 and capacity < math.huge
-    and rate > 0 and rate < math.huge and record[UPDATED] > 0) or record[VERSION] ~= LAYOUT
-    or record[FLAGS] >= SHADOW then return nil end  -- a flag that no record of ours has
-  if size == SIZE and record[FLAGS] < HAS_HISTOGRAM then
+    and rate > 0 and rate < math.huge and record[UPDATED] > 0) or record[FLAGS] >= BEYOND then return nil end
+  if size == fixed_size and record[FLAGS] < HAS_HISTOGRAM then
     record[HISTOGRAM] = ''
-  elseif not unpack_rest(record, raw, size) then
+  elseif not unpack_rest(record, raw, size, fixed_size) then
     return nil
   end
   return record
 end
 
 local function pack_record(record)
-  local packed = pack_struct(FIELDS, unpack(record, 1, 21))
+  local packed = pack_struct(FIELDS, unpack(record, 1, 23))
   if record[FLAGS] < HAS_HISTOGRAM then return packed end
   packed = packed .. record[HISTOGRAM]
   if has(record[FLAGS], DIVIDED) then
@@ -230,15 +255,14 @@ local function pack_record(record)
   return packed .. pack_struct('<ddd', record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL])
 end
 
--- Records by number. false: there is none yet; nil: what stands there is not ours and stays untouched (F-S11).
-local function read_records(keys, first, count)
+-- Records by number, from what MGET found of the keys, bucket i being raws[before + i]. false: there is none yet; nil: what
+-- stands there is not ours and stays untouched (F-S11).
+local function unpack_records(raws, before, count)
   local records = {}
-  if count == 0 then return records end
-  local raws = call('MGET', unpack(keys, first, first + count - 1))
   for i = 1, count do
-    if raws[i] then
-      records[i] = unpack_record(raws[i])
-    elseif call('EXISTS', keys[first + i - 1]) == 0 then  -- MGET shows a key of another type as missing
+    if raws[before + i] then
+      records[i] = unpack_record(raws[before + i])
+    elseif call('EXISTS', KEYS[before + i]) == 0 then  -- MGET shows a key of another type as missing
       records[i] = false
     end
   end
@@ -376,22 +400,48 @@ end
 
 -- A bucket that would be full again tells nothing: it may go then, but not before it has been idle a while, nor before
 -- its share ends: forgotten earlier, it would hold an equal part while the others hold what it gave up.
-local function ttl_ms(record, now_us)
-  local ms
+local function needed_until_s(record, now_us)
+  local s
   local flags = record[FLAGS]
   if flags % 2 == QUOTA then
-    ms = (record[WINDOW_END] - now_us) / 1000
+    s = (record[WINDOW_END] - now_us) / 1e6
   else
-    ms = (record[CAPACITY] - record[BALANCE]) / record[RATE] * 1000
+    s = (record[CAPACITY] - record[BALANCE]) / record[RATE]
   end
-  if flags >= DIVIDED and has(flags, DIVIDED) then ms = math.max(ms, (record[SHARE_UNTIL] - now_us) / 1000) end
+  if flags >= DIVIDED and has(flags, DIVIDED) then s = math.max(s, (record[SHARE_UNTIL] - now_us) / 1e6) end
   if flags >= BLOCK then
-    ms = math.max(ms, (record[COUNTED_UNTIL] - now_us) / 1000, (record[BLOCKED_UNTIL] - now_us) / 1000)
+    s = math.max(s, (record[COUNTED_UNTIL] - now_us) / 1e6, (record[BLOCKED_UNTIL] - now_us) / 1e6)
   end
-  if not (ms < TTL_MAX_MS) then return TTL_MAX_MS end
-  ms = math.ceil(ms)
-  if ms < 0 then ms = 0 end
-  return ms + IDLE_TTL_MS
+  if not (s < TTL_MAX_S) then return now_us / 1e6 + TTL_MAX_S end
+  return now_us / 1e6 + ((s > 0 and s or 0) + IDLE_TTL_S)
+end
+
+-- The key's new expiry (s), where the one that it has is too early, or so late that it would stay for nothing; else nil.
+local function keep(record, now_us)
+  local needed_s, kept_s = needed_until_s(record, now_us), record[KEPT_UNTIL]
+  if kept_s >= needed_s and kept_s <= needed_s + 2 * KEPT_LONGER_S then return nil end
+  kept_s = math.ceil(needed_s) + KEPT_LONGER_S
+  record[KEPT_UNTIL] = kept_s < KEPT_MAX_S and kept_s or KEPT_MAX_S
+  return kept_s
+end
+
+-- How SET is told of an expiry. A time that a test sends is not the server's: there it says how long that is from now.
+local function expiry(kept_s, now_us, is_sent)
+  if is_sent then return 'PX', math.ceil(kept_s * 1000 - now_us / 1000) end
+  return 'PXAT', kept_s .. '000'
+end
+
+-- Write a record: only what acquires and settles change, if all else is as it was read.
+local function write_record(key, raw, record, now_us, is_sent)
+  local kept_s, packed = keep(record, now_us), pack_record(record)
+  if kept_s then
+    call('SET', key, packed, expiry(kept_s, now_us, is_sent))
+  elseif string.sub(packed, 1, FRONT) == string.sub(raw, 1, FRONT)
+    and string.sub(packed, CHANGING + 1) == string.sub(raw, CHANGING + 1) then
+    call('SETRANGE', key, FRONT, string.sub(packed, FRONT + 1, CHANGING))
+  else
+    call('SET', key, packed, 'KEEPTTL')
+  end
 end
 
 -- Calendar windows come from the node; one that does not hold the server's time is answered, not used (F-T4).

@@ -37,11 +37,11 @@ KINDS: dict[str, Params] = {
 }
 
 
-@pytest.mark.parametrize("flags", range(256))
+@pytest.mark.parametrize("flags", [*range(256), *(1 << bit for bit in range(8, 16))])
 def test_f_s16_unknown_flag_bits_cost_only_their_own_bucket(valkey: Server, flags: int) -> None:
     store = ScriptStore(valkey)
     raw = bytearray(layout.pack_record(fresh(TERMS, START_US)))
-    raw[1] = flags
+    raw[1:3] = flags.to_bytes(2, "little")
     key = keys.bucket(store.prefix, "damaged:a")
     store.client.set(key, bytes(raw))
     damaged = Acquire((Want("damaged:a", TERMS, 1.0, 2.0),))

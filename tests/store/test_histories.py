@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from limiter.model.bucket.block import BlockTerms
-from limiter.model.bucket.bucket import KIND, Flags, Params, ttl_ms
+from limiter.model.bucket.bucket import KIND, RECORD_FLAGS, Flags, Params
 from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import (
     COVERED,
@@ -82,7 +82,14 @@ durations_us = st.one_of(
     st.sampled_from([1, 10_000_000, 60_000_000, 90_000_000, 86_400_000_000, 366 * 86_400_000_000]),
     st.sampled_from([-200_000, -1_000_000, -1_000_001, -3_600_000_000]),
 )
-flags = st.sampled_from([Flags(bits) for bits in range(256) if not (bits & Flags.AUTO and bits & KIND)])
+flags = st.sampled_from(
+    [
+        Flags(bits) | shadow
+        for bits in range(RECORD_FLAGS + 1)
+        for shadow in (Flags.NONE, Flags.SHADOW)
+        if not (bits & Flags.AUTO and bits & KIND)
+    ]
+)
 blocks = st.builds(
     BlockTerms,
     after=st.sampled_from([1.0, 2.0, 5.0]),
@@ -416,6 +423,28 @@ def test_a_record_is_kept_until_it_would_be_full_and_a_while_longer(server: Serv
     operation = Acquire((Want("reads:a", terms, 1.0, 1200.0),))
     scripts.acquire([operation], now_us)
     model.acquire([operation], now_us)
-    kept_ms = scripts.client.pttl(keys.bucket(scripts.prefix, "reads:a"))
-    assert ttl_ms(model.records["reads:a"], now_us) == 600_000 + 600_000
-    assert 1_190_000 < kept_ms <= 1_200_000
+    key, needed_s = keys.bucket(scripts.prefix, "reads:a"), 600 + 600
+    assert needed_s * 1000 < scripts.client.pttl(key) <= (needed_s + 61) * 1000
+    assert model.records["reads:a"].kept_until_s == now_us // 1_000_000 + needed_s + 60
+
+
+def test_an_expiry_is_moved_about_once_a_minute(server: Server) -> None:
+    """Whatever else an acquire changes; and at once where the bucket is needed for much longer, or much shorter."""
+    scripts, now_us = ScriptStore(server), 1_790_000_000_000_000
+    terms = Params(committed=100.0, capacity=100.0, debt_max=1e6)
+    want, key = Want("reads:a", terms, -1e9, 1.0), keys.bucket(scripts.prefix, "reads:a")
+    expiries = []
+    for second in range(0, 200, 10):
+        scripts.acquire([Acquire((want,))], now_us + second * 1_000_000)
+        expiries.append(scripts.client.pexpiretime(key))
+    assert 3 <= len(set(expiries)) <= 5
+    left_ms = scripts.client.pttl(key)
+    scripts.acquire([Acquire((want.but(charge=100_000.0),))], now_us + 200_000_000)
+    assert scripts.client.pttl(key) > left_ms + 900_000, "until its debt is repaid"
+    raw = scripts.record("reads:a")
+    assert raw is not None
+    record = layout.unpack_record(raw)
+    record.balance = 100.0
+    scripts.client.set(key, layout.pack_record(record), keepttl=True)
+    scripts.acquire([Acquire((want,))], now_us + 200_000_000)
+    assert scripts.client.pttl(key) <= 661_000

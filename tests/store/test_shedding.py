@@ -238,4 +238,4 @@ def test_f_r7_a_repeated_key_is_answered_as_the_first_time(valkey: Server) -> No
 
 def test_a_bucket_without_the_block_pays_no_byte(ledger: Decides) -> None:
     acquire(ledger, ask(work_terms()))
-    assert len(layout.pack_record(record_of(ledger))) == 154
+    assert len(layout.pack_record(record_of(ledger))) == 179

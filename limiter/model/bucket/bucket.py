@@ -24,10 +24,15 @@ from limiter.model.overload.shedding import CLASSES, Shedding
 STEP_BACK_MAX_US = 1_000_000
 """A clock that steps back by at most this waits for the past to catch up; a larger step re-anchors (F-T1, F-T2)."""
 
-IDLE_TTL_MS = 600_000
+IDLE_TTL_S = 600
 """A bucket that is full again is kept this long, for its statistics and its learned charge."""
 
-TTL_MAX_MS = 366 * 86_400_000
+TTL_MAX_S = 366 * 86_400
+KEPT_LONGER_S = 60
+"""Beyond that, so that a key's expiry need not be moved with every use."""
+
+KEPT_MAX_S = 2**32 - 1
+ROOM_SIZE = 24
 
 RATE_MAX = 2.0**53
 BURST_MAX_S = 1e6
@@ -54,7 +59,7 @@ class Flags(IntFlag):
     """The policy has an `overload` block: the record knows of classes (`limiter.model.overload.shedding`)."""
     BLOCK = 64
     """The policy blocks a key for a time after many refusals (`limiter.model.bucket.block`)."""
-    SHADOW = 128
+    SHADOW = 32768
 
 
 KIND = Flags.QUOTA | Flags.COUNTS_REQUESTS
@@ -138,6 +143,23 @@ class Record:
     flags: Flags
     updated_us: float
     balance: float
+    requests: float = 0.0
+    admitted: float = 0.0
+    refused: float = 0.0
+    work_charged: float = 0.0
+    epoch: int = -1
+    """The sampling epoch in which this bucket was last listed as touched."""
+    kept_until_s: int = 0
+    """When the key expires: at least as long as it is needed, moved about once a minute."""
+    charge: float = 0.0
+    """Learned by the controller (W8); 0 while nothing is learned."""
+    room: bytes = bytes(ROOM_SIZE)
+    """For what is in flight and for attempts, which are not counted yet: kept as it is."""
+    work_settled: float = 0.0
+    work_squared: float = 0.0
+    settles: float = 0.0
+    missed: float = 0.0
+    uncollected: float = 0.0
     rate: float
     """For a quota: the end of its window (us)."""
     capacity: float
@@ -146,19 +168,6 @@ class Record:
     debt_max: float
     settle_threshold: float
     stop_debt: float
-    charge: float = 0.0
-    """Learned by the controller (W8); 0 while nothing is learned."""
-    epoch: float = -1.0
-    """The sampling epoch in which this bucket was last listed as touched."""
-    requests: float = 0.0
-    admitted: float = 0.0
-    refused: float = 0.0
-    work_charged: float = 0.0
-    work_settled: float = 0.0
-    work_squared: float = 0.0
-    settles: float = 0.0
-    missed: float = 0.0
-    uncollected: float = 0.0
     histogram: list[float] = field(default_factory=list)
     """Counts of latencies; with overload control those of each class, one after the other."""
     share: float = 0.0
@@ -368,22 +377,23 @@ def collectable(record: Record, amount: float) -> float:
     return min(amount, max(0.0, record.balance + record.debt_max))
 
 
-def ttl_ms(record: Record, now_us: int) -> int:
-    """How long to keep the record: until it is full, its share and its block have ended, and a while longer."""
-    ms = _full_in_ms(record, now_us)
+def keep(record: Record, now_us: int) -> None:
+    """Move the key's expiry where it is too early, or so late that the key would stay for nothing."""
+    needed_s = _needed_until_s(record, now_us)
+    if not needed_s <= record.kept_until_s <= needed_s + 2 * KEPT_LONGER_S:
+        record.kept_until_s = min(math.ceil(needed_s) + KEPT_LONGER_S, KEPT_MAX_S)
+
+
+def _needed_until_s(record: Record, now_us: int) -> float:
+    """Until the record is full, its share and its block have ended, and a while longer."""
+    left_s = (record.rate - now_us) / 1e6 if record.is_quota else (record.capacity - record.balance) / record.rate
     if Flags.DIVIDED in record.flags:
-        ms = max(ms, (record.share_until_us - now_us) / 1000)
+        left_s = max(left_s, (record.share_until_us - now_us) / 1e6)
     if record.block is not None:
-        ms = max(ms, (record.block.counted_until_us - now_us) / 1000, (record.block.until_us - now_us) / 1000)
-    if not ms < TTL_MAX_MS:
-        return TTL_MAX_MS
-    return max(0, math.ceil(ms)) + IDLE_TTL_MS
-
-
-def _full_in_ms(record: Record, now_us: int) -> float:
-    if record.is_quota:
-        return (record.rate - now_us) / 1000
-    return (record.capacity - record.balance) / record.rate * 1000
+        left_s = max(left_s, (record.block.counted_until_us - now_us) / 1e6, (record.block.until_us - now_us) / 1e6)
+    if not left_s < TTL_MAX_S:
+        return now_us / 1e6 + TTL_MAX_S
+    return now_us / 1e6 + (max(0.0, left_s) + IDLE_TTL_S)
 
 
 def histogram_step(latency_ms: float) -> int:

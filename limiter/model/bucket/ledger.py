@@ -20,6 +20,7 @@ from limiter.model.bucket.bucket import (
     collectable,
     fresh,
     histogram_step,
+    keep,
     refill,
 )
 from limiter.model.bucket.operations import (
@@ -76,7 +77,7 @@ class Ledger:
     records: dict[str, Record] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     decided: dict[str, Decided] = field(default_factory=dict)
-    epoch: float = 0.0
+    epoch: int = 0
     touched: list[str] = field(default_factory=list)
     states: dict[str, bytes] = field(default_factory=dict)
     lease: Lease | None = None
@@ -88,7 +89,9 @@ class Ledger:
         for want in (want for operation in operations for want in operation.wants):
             if want.bucket not in drafts and want.params.holds(now_us):
                 drafts[want.bucket] = self._draft(want.bucket, want.params, now_us)
-        return [self._decide_once(operation, drafts, now_us) for operation in operations]
+        answers = [self._decide_once(operation, drafts, now_us) for operation in operations]
+        self._keep(drafts, now_us)
+        return answers
 
     def settle(self, operations: Sequence[Settle], now_us: int) -> list[SettleAnswer]:
         """Settle a batch in order."""
@@ -96,7 +99,9 @@ class Ledger:
         for charge in (charge for operation in operations for charge in operation.charges):
             if charge.bucket not in drafts:
                 drafts.update(self._found(charge, now_us))
-        return [self._settle(operation, drafts, now_us) for operation in operations]
+        answers = [self._settle(operation, drafts, now_us) for operation in operations]
+        self._keep(drafts, now_us)
+        return answers
 
     def take(self, owner: bytes, ttl_ms: int) -> Lease | None:
         """Take the slot if it is free, or keep it; None if it is another's. Who lets it end clears `lease`."""
@@ -136,6 +141,7 @@ class Ledger:
             return SteerStatus.ABSENT
         if not row.only_keeps:
             steer_bucket(record, row, now_us)
+            keep(record, now_us)
         if row.state is not None:
             self.states[row.bucket] = row.state
         return SteerStatus.DONE
@@ -158,6 +164,11 @@ class Ledger:
         if charge.params is not None and charge.params.holds(now_us):
             return {charge.bucket: fresh(charge.params, now_us)}
         return {}
+
+    def _keep(self, drafts: dict[str, Record], now_us: int) -> None:
+        for bucket, record in drafts.items():
+            if self.records.get(bucket) is record:  # one that was only looked at stays as it was
+                keep(record, now_us)
 
     def _touch(self, bucket: str, record: Record) -> None:
         self.records[bucket] = record
