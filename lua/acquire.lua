@@ -18,19 +18,225 @@ HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= 
           counts the rest; each bucket is read once and written once; what is not ours is left as it is ]]
 
 local BEFORE = 3  -- keys before those of the buckets
-
-local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
-local read_count = BEFORE + bucket_count
--- #include lib/begin.lua
--- #include lib/record.lua
--- #include lib/call.lua
-
 local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED, OP_COUNTED = 0, 1, 2, 3, 4, 5, 6
 local SHEDS = 16  -- added to the status of an operation that was subject to overload control
 local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED = 0, 1, 2, 3, 8
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
 local TOLD, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
 local LEARNED, TOO_LARGE, COVERED, REFUSING = 1, 2, 4, 8  -- how a bucket is asked, or had its part in what is told
+
+local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
+local read_count = BEFORE + bucket_count
+-- #include lib/begin.lua
+
+--[[ The plain case: operations that ask or tell and nothing else, of buckets that have no trailer and stand on the terms of
+their policy, or are not there yet. It does what the general case does, in the same order, on locals and with one function,
+as every function that is defined costs each call. nil if there is anything else in the call: nothing is written by then,
+and the general case begins anew. ]]
+local function decide_plain()
+  local rows, sub, huge, params, at = ARGV[2], string.sub, math.huge, {}, 1
+  while at <= #rows do
+    local flags, committed, cap, capacity, burst, burst_s, debt_max, threshold, stop_debt, window_start, window_end, _,
+      after = unpack_struct('<Hddddddddddd', rows, at)
+    local shadow, rate = flags >= SHADOW, committed
+    if shadow then flags = flags - SHADOW end
+    if flags >= HAS_HISTOGRAM then return nil end
+    local term = { flags, shadow, committed, debt_max, stop_debt, threshold, burst, burst_s }
+    if flags % 2 == QUOTA then
+      if now_us < window_start or now_us >= window_end then return nil end
+      rate, committed = window_end, window_start
+    elseif flags == COUNTS_REQUESTS then
+      rate, capacity = cap, burst + burst_s * cap
+      if capacity < 1 then capacity = 1 end
+      debt_max, stop_debt = debt_max * cap / committed, stop_debt * cap / committed
+    end
+    term[9], term[10], term[11] = rate, capacity, debt_max
+    term[12] = pack_struct('<dddddd', rate, capacity, committed, debt_max, threshold, stop_debt)
+    params[#params + 1], at = term, after
+  end
+
+  -- Of a bucket: rate, capacity, debt_max, its part of the whole capacity, and from the sixth on what its record begins with.
+  local records, numbers, only = {}, ARGV[3], #params == 1 and params[1]
+  local buckets, wants, charges, passes = {}, {}, {}, {}
+  local operations, answers, answered = ARGV[4], { pack_struct('<Bd', DONE, now_us) }, 1
+  local size = #operations
+  at = 1
+  while at <= size do
+    local flags, count, requests, number, asked, need, charge
+    flags, count, requests, number, asked, need, charge, at = unpack_struct('<BBdHBdd', operations, at)
+    if flags > TOLD then return nil end
+    local granted, i = true, 1
+    while true do
+      local record = records[number]
+      if not record then
+        local term = only or params[unpack_struct('<H', numbers, 2 * number - 1)]
+        local raw, rate, capacity, debt_max, part = raws[BEFORE + number], term[9], term[10], term[11], 1
+        if raw then
+          if #raw ~= SIZE then return nil end
+          if sub(raw, CHANGING + 1) ~= term[12] then
+            -- Only the controller's cap is the record's own, with what follows from it.
+            if term[1] ~= COUNTS_REQUESTS then return nil end
+            local committed, threshold, stop_debt
+            rate, capacity, committed, debt_max, threshold, stop_debt = unpack_struct('<dddddd', raw, CHANGING + 1)
+            local most = term[7] + term[8] * rate
+            if not (rate > 0 and rate < huge and committed == term[3] and capacity == (most > 1 and most or 1)
+              and debt_max == term[4] * rate / committed and stop_debt == term[5] * rate / committed
+              and threshold == term[6]) then return nil end
+            part = capacity / term[10]
+          end
+          record = { rate, capacity, debt_max, part, term, unpack_struct('<BHddddddiId', raw) }
+          local updated, balance = record[8], record[9]
+          if record[6] ~= LAYOUT or record[7] ~= term[1]
+            or not (balance > -huge and balance <= capacity and updated > 0) then return nil end
+          local elapsed_us = now_us - updated
+          if elapsed_us > 0 then
+            if term[1] % 2 ~= QUOTA then
+              balance = balance + elapsed_us * rate / 1e6
+              if balance > capacity then balance = capacity end
+              record[9] = balance
+            end
+            record[8] = now_us
+          elseif elapsed_us < -STEP_BACK_MAX_US then
+            record[8] = now_us
+          end
+        else
+          if call('EXISTS', KEYS[BEFORE + number]) ~= 0 then return nil end
+          record = { rate, capacity, debt_max, part, term, LAYOUT, term[1], now_us, capacity, 0, 0, 0, 0, -1, 0, 0 }
+        end
+        records[number] = record
+      end
+      if flags == TOLD then
+        record[10] = record[10] + requests
+        if asked == REFUSING then record[12] = record[12] + requests end
+      else
+        local balance, capacity, part, kind, want = record[9], record[2], record[4], record[7], charge
+        if part ~= 1 then  -- see part_of
+          local whole = need
+          need = whole * part
+          if whole > 0 then
+            local least = whole < 1 and whole or 1
+            if part > 1 and whole <= 1 then
+              need = whole
+            else
+              if least > capacity then least = capacity end
+              if not (need > least) then need = least end
+            end
+          end
+        end
+        if kind >= COUNTS_REQUESTS then
+          want = requests
+          if asked >= COVERED then asked = asked - COVERED end
+        elseif asked ~= 0 and asked % 2 == LEARNED and record[16] > 0 then
+          want = record[16]
+          local most = capacity + record[3]
+          if want > most and kind ~= QUOTA then want = most end
+          charge = want
+        end
+        local cover = want
+        if kind % 2 ~= QUOTA then
+          if asked < COVERED then cover = want - record[3] end
+          if cover > capacity and (asked < COVERED or asked % 2 == LEARNED) then cover = capacity end
+        end
+        local passed = balance >= need and balance >= cover and (asked < TOO_LARGE or asked % 4 < TOO_LARGE)
+        if not (passed or record[5][2]) then granted = false end
+        buckets[i], wants[i], charges[i], passes[i] = record, want, charge, passed
+      end
+      if i == count then break end
+      i = i + 1
+      number, asked, need, charge, at = unpack_struct('<HBdd', operations, at)
+    end
+
+    answered = answered + 1
+    if flags == TOLD then
+      answers[answered] = string.char(OP_COUNTED)
+    else
+      local status = granted and OP_GRANTED or OP_REFUSED
+      for i = 1, count do
+        local record, verdict, charge = buckets[i], PASSED, charges[i]
+        local balance, kind = record[9], record[7]
+        record[10] = record[10] + requests
+        if not passes[i] then
+          verdict = BLOCKED
+          record[12] = record[12] + requests
+        elseif granted then
+          local want, room = wants[i], balance + record[3]
+          if want > room then return nil end  -- what cannot be collected is counted in general
+          verdict, balance = DEBITED, balance - want
+          record[9], record[11] = balance, record[11] + requests
+          if kind >= COUNTS_REQUESTS then
+            record[13], charge = record[13] + charge, want
+          else
+            record[13] = record[13] + want
+          end
+        end
+        if kind >= COUNTS_REQUESTS then verdict = verdict + IN_REQUESTS end
+        if count == 1 then
+          answers[answered] = pack_struct('<BBdddd', status, verdict, balance, charge, record[1], record[2])
+        elseif i == 1 then
+          answers[answered] = pack_struct('<BBdddd', status, verdict, balance, charge, record[1], record[2])
+        else
+          answered = answered + 1
+          answers[answered] = pack_struct('<Bdddd', verdict, balance, charge, record[1], record[2])
+        end
+      end
+    end
+  end
+
+  local epoch, now_s, listed = (tonumber(raws[2] or 0) or 0) % EPOCHS, now_us / 1e6, nil
+  for number = 1, bucket_count do
+    local record, key, raw = records[number], KEYS[BEFORE + number], raws[BEFORE + number]
+    local kind, balance, capacity, kept_s = record[7], record[9], record[2], record[15]
+    if record[14] ~= epoch then
+      record[14], listed = epoch, listed or {}
+      listed[#listed + 1] = key
+    end
+    local left_s  -- see needed_until_s
+    if kind % 2 == QUOTA then left_s = (record[1] - now_us) / 1e6 else left_s = (capacity - balance) / record[1] end
+    if not (left_s < TTL_MAX_S) then
+      left_s = now_s + TTL_MAX_S
+    else
+      left_s = now_s + ((left_s > 0 and left_s or 0) + IDLE_TTL_S)
+    end
+    if raw and kept_s >= left_s and kept_s <= left_s + 2 * KEPT_LONGER_S then
+      call('SETRANGE', key, '3', pack_struct('<ddddddi', record[8], balance, record[10], record[11], record[12], record[13],
+        record[14]))
+    else
+      kept_s = math.ceil(left_s) + KEPT_LONGER_S
+      local rest
+      if raw then
+        rest = sub(raw, 60)
+      else
+        rest = string.rep('\0', 72) .. record[5][12]
+      end
+      local packed = pack_struct('<BHddddddiI', LAYOUT, kind, record[8], balance, record[10], record[11], record[12], record[13],
+        record[14], kept_s < KEPT_MAX_S and kept_s or KEPT_MAX_S) .. rest
+      if is_sent then
+        call('SET', key, packed, 'PX', math.ceil(kept_s * 1000 - now_us / 1000))
+      else
+        call('SET', key, packed, 'PXAT', kept_s .. '000')
+      end
+    end
+  end
+  if listed then
+    local length = redis.pcall('RPUSH', KEYS[3], unpack(listed))
+    if type(length) == 'number' then
+      if length > TOUCHED_MAX then call('LTRIM', KEYS[3], -TOUCHED_MAX, -1) end
+      call('EXPIRE', KEYS[3], IDLE_TTL_S)
+    end
+  end
+  local reply = table.concat(answers)
+  call('SET', KEYS[1], reply, 'PX', REPLY_TTL_MS)
+  return reply
+end
+
+if not is_general then
+  local reply = decide_plain()
+  if reply then return reply end
+end
+
+-- #include lib/record.lua
+-- #include lib/call.lua
+
 local IDEMPOTENCY_TTL_MS, KEPT_LAYOUT = 60000, 1
 local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 58
 

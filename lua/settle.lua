@@ -19,18 +19,207 @@ HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a
           it is ]]
 
 local BEFORE = 3  -- keys before those of the buckets
-
-local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
-local read_count = BEFORE + bucket_count
--- #include lib/begin.lua
--- #include lib/record.lua
--- #include lib/call.lua
-
 local OP_SETTLED, OP_DUPLICATE, OP_CONFLICT, OP_GONE, OP_CORRUPT = 1, 2, 3, 4, 5
 local OPEN, FINAL = 1, 2
 local IN_CLASS = 2  -- times the class (0 to 3), beside final
 local EXPECTS, UNPAID = 2, 4  -- beside whether the charge is in requests
 local PRESENT, IN_REQUESTS = 1, 2  -- added together: there is such a bucket, and it counts requests now
+
+local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
+local read_count = BEFORE + bucket_count
+-- #include lib/begin.lua
+
+--[[ The plain case: settles and progress that count, of buckets that are there and have no trailer. It does what the general
+case does, in the same order, with one function, as every function that is defined costs each call. nil if there is anything
+else in the call: nothing is written by then, and the general case begins anew. ]]
+local function settle_plain()
+  local huge, min, operations, at = math.huge, math.min, ARGV[4], 1
+  local answers, answered, size = { pack_struct('<Bd', DONE, now_us) }, 1, #operations
+  local records, marks, lives_ms = {}, {}, {}
+  local numbers, charges, accounted, uncollected = {}, {}, {}, {}
+  while at <= size do
+    local tombstone, final, count, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
+    tombstone, final, count, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us, at =
+      unpack_struct('<HBBddddddd', operations, at)
+    local key, rows_at, state, late, work_before = KEYS[BEFORE + bucket_count + tombstone], at, 0, 0, 0
+    local expires_us, mark, mark_at = deadline_us, redis.pcall('GET', KEYS[BEFORE + bucket_count + tombstone]), nil
+    if marks[key] then return nil end
+    if mark then
+      if type(mark) == 'table' or #mark ~= 18 + 16 * count then return nil end
+      state, late, work_before, expires_us, mark_at = unpack_struct('<BBdd', mark)
+      if state ~= OPEN or not (expires_us > 0 and expires_us < RATE_MAX) then return nil end
+    end
+    final = final % IN_CLASS
+    if now_us > expires_us + late_us or (state == OPEN and final == 0 and work <= work_before) then return nil end
+    local expired_us, stop = expires_us, 0
+    late = now_us > expires_us and 1 or 0
+
+    for i = 1, count do
+      local number, bits, charge, weight, expects_ms, unpaid
+      number, bits, charge, weight, at = unpack_struct('<HBdd', operations, at)
+      expects_ms, unpaid = expected_ms, 0
+      if bits >= EXPECTS then
+        if bits % 4 >= EXPECTS then expects_ms, at = unpack_struct('<d', operations, at) end
+        if bits >= UNPAID then unpaid, at = unpack_struct('<d', operations, at) end
+        bits = bits % EXPECTS
+      end
+      local owed, lost
+      if mark then
+        owed, lost, mark_at = unpack_struct('<dd', mark, mark_at)
+      else
+        owed, lost = charge + unpaid, unpaid
+      end
+
+      local record = records[number]
+      if not record then
+        local raw = raws[BEFORE + number]
+        if not raw or #raw ~= SIZE then return nil end
+        record = { unpack_struct('<BHddddddiIdc24ddddddddddd', raw) }
+        local flags, balance, capacity, rate, updated = record[FLAGS], record[BALANCE], record[CAPACITY], record[RATE], record[UPDATED]
+        if record[VERSION] ~= LAYOUT or flags >= HAS_HISTOGRAM or not (balance > -huge and balance <= capacity
+          and capacity > 0 and capacity < huge and rate > 0 and rate < huge and updated > 0) then return nil end
+        local elapsed_us = now_us - updated
+        if elapsed_us > 0 then
+          if flags % 2 ~= QUOTA then
+            balance = balance + elapsed_us * rate / 1e6
+            if balance > capacity then balance = capacity end
+            record[BALANCE] = balance
+          end
+          record[UPDATED] = now_us
+        elseif elapsed_us < -STEP_BACK_MAX_US then
+          record[UPDATED] = now_us
+        end
+        records[number] = record
+      end
+
+      local flags, target, worth_each = record[FLAGS], work * weight, 1
+      if flags >= COUNTS_REQUESTS ~= (bits == 1) then  -- see worth
+        worth_each = nil
+        if flags == COUNTS_REQUESTS then
+          local tokens = record[RATE] / record[COMMITTED]
+          worth_each = tokens > 0 and tokens < huge and tokens or nil
+        end
+      end
+      record[WORK_SETTLED] = record[WORK_SETTLED] + (work - work_before) * weight
+      local corrects, refundable = worth_each ~= nil, false
+      if final == 0 then
+        corrects = corrects and bits == 0 and target > owed
+      else
+        record[SETTLES] = record[SETTLES] + 1 * requests
+        if requests >= 1 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / requests end
+        if latency_ms > expects_ms then record[MISSED] = record[MISSED] + 1 end
+        if bits == 1 then target = requests end
+        if corrects then
+          local threshold, delta = record[THRESHOLD], target - owed
+          if threshold < 0 then threshold = -threshold * charge end
+          corrects = not ((delta < 0 and -delta or delta) <= threshold)
+          refundable = late == 0 and (flags % 2 ~= QUOTA or acquired_us >= record[WINDOW_START])
+        end
+      end
+      if corrects then  -- see correct
+        local delta = target - owed
+        if delta > 0 then
+          local wanted, room = delta * worth_each, record[BALANCE] + record[DEBT_MAX]
+          if not (room > 0) then room = 0 end
+          local taken = wanted > room and room or wanted
+          record[BALANCE] = record[BALANCE] - taken
+          local more = (wanted - taken) / worth_each
+          lost = lost + more
+          record[UNCOLLECTED] = record[UNCOLLECTED] + more
+          owed = target
+        elseif delta < 0 then
+          local forgiven = min(-delta, lost)
+          lost = lost - forgiven
+          record[UNCOLLECTED] = record[UNCOLLECTED] - forgiven
+          if refundable then
+            record[BALANCE] = min(record[BALANCE] + (-delta - forgiven) * worth_each, record[CAPACITY])
+            owed = target
+          else
+            owed = owed - forgiven
+          end
+        end
+      end
+      numbers[i], charges[i], accounted[i], uncollected[i] = record, charge, owed, lost
+    end
+
+    state = final == 1 and FINAL or OPEN
+    if final == 0 then
+      local renewed_us = now_us + (deadline_us - acquired_us)
+      if renewed_us > expires_us then expires_us = renewed_us end
+    end
+    local first = numbers[1]
+    mark = pack_struct('<BBdddd', state, late, work, expires_us, accounted[1], uncollected[1])
+    for i = 1, count do
+      local record = numbers[i]
+      if record[BALANCE] < -record[STOP_DEBT] then stop = 1 end
+      if i > 1 then mark = mark .. pack_struct('<dd', accounted[i], uncollected[i]) end
+    end
+    marks[key] = mark
+    local life_ms = (expires_us + late_us - now_us) / 1000
+    lives_ms[key] = math.ceil(min(life_ms, TTL_MAX_S * 1000)) + 1
+    answered = answered + 1
+    answers[answered] = pack_struct('<BBBdddBddddd', OP_SETTLED, late, stop, work, expires_us, expired_us,
+      first[FLAGS] >= COUNTS_REQUESTS and PRESENT + IN_REQUESTS or PRESENT, first[BALANCE], accounted[1] - charges[1],
+      uncollected[1], first[RATE], first[CAPACITY])
+    for i = 2, count do
+      local record = numbers[i]
+      answered = answered + 1
+      answers[answered] = pack_struct('<Bddddd', record[FLAGS] >= COUNTS_REQUESTS and PRESENT + IN_REQUESTS or PRESENT,
+        record[BALANCE], accounted[i] - charges[i], uncollected[i], record[RATE], record[CAPACITY])
+    end
+  end
+
+  local epoch, now_s, listed = (tonumber(raws[2] or 0) or 0) % EPOCHS, now_us / 1e6, nil
+  for number = 1, bucket_count do
+    local record, key = records[number], KEYS[BEFORE + number]
+    if record[EPOCH] ~= epoch then
+      record[EPOCH], listed = epoch, listed or {}
+      listed[#listed + 1] = key
+    end
+    local needed_s, kept_s = 0, record[KEPT_UNTIL]  -- see needed_until_s
+    if record[FLAGS] % 2 == QUOTA then
+      needed_s = (record[WINDOW_END] - now_us) / 1e6
+    else
+      needed_s = (record[CAPACITY] - record[BALANCE]) / record[RATE]
+    end
+    if not (needed_s < TTL_MAX_S) then
+      needed_s = now_s + TTL_MAX_S
+    else
+      needed_s = now_s + ((needed_s > 0 and needed_s or 0) + IDLE_TTL_S)
+    end
+    if kept_s >= needed_s and kept_s <= needed_s + 2 * KEPT_LONGER_S then
+      call('SETRANGE', key, '3', pack_struct('<ddddddiIdc24ddddd', unpack(record, UPDATED, UNCOLLECTED)))
+    else
+      kept_s = math.ceil(needed_s) + KEPT_LONGER_S
+      record[KEPT_UNTIL] = kept_s < KEPT_MAX_S and kept_s or KEPT_MAX_S
+      local packed = pack_struct('<BHddddddiIdc24ddddddddddd', unpack(record, VERSION, STOP_DEBT))
+      if is_sent then
+        call('SET', key, packed, 'PX', math.ceil(kept_s * 1000 - now_us / 1000))
+      else
+        call('SET', key, packed, 'PXAT', kept_s .. '000')
+      end
+    end
+  end
+  for key, mark in pairs(marks) do call('SET', key, mark, 'PX', lives_ms[key]) end
+  if listed then
+    local length = redis.pcall('RPUSH', KEYS[3], unpack(listed))
+    if type(length) == 'number' then
+      if length > TOUCHED_MAX then call('LTRIM', KEYS[3], -TOUCHED_MAX, -1) end
+      call('EXPIRE', KEYS[3], IDLE_TTL_S)
+    end
+  end
+  local reply = table.concat(answers)
+  call('SET', KEYS[1], reply, 'PX', REPLY_TTL_MS)
+  return reply
+end
+
+if not is_general then
+  local reply = settle_plain()
+  if reply then return reply end
+end
+
+-- #include lib/record.lua
+-- #include lib/call.lua
 
 local params = unpack_params(ARGV[2])
 local records = unpack_records(raws, BEFORE, bucket_count)

@@ -177,7 +177,8 @@ def test_what_operators_are_told_of_time_is_so() -> None:
     assert "after five operations in a row without an answer" in page
     assert f"first after {breaker.PAUSE_MIN_S:g} s and later every {breaker.PAUSE_MAX_S:g} s" in page
     scripts = b"".join(map(load_source, ("acquire", "settle"))).decode()
-    kept = {name: int(number) for name, number in re.findall(r"^local (\w+_[MU]S) = (\d+)", scripts, re.MULTILINE)}
+    times = re.findall(r"^local (\w+_[MU]?S)\b[^=\n]* = (\d+)", scripts, re.MULTILINE)
+    kept = {name: int(number) for name, number in times}
     assert (kept["IDLE_TTL_S"], "ten minutes longer than it takes to fill up again" in page) == (600, True)
     assert "until `HEADGATE_LATE_MS` after its deadline, which is `ttl_ms`" in page
     assert Settings.model_fields["late_ms"].default * 1000 == LATE_US

@@ -12,7 +12,10 @@ local call, pack_struct, unpack_struct = redis.call, struct.pack, struct.unpack
 local raws = call('MGET', unpack(KEYS, 1, read_count))  -- false for what is missing, and for what is no string
 if raws[1] then return raws[1] end
 local is_sent = now_us ~= 0  -- by a test; the server's clock is another
-if not is_sent then
+local is_general = now_us < 0  -- and it wants the general case, whatever is asked
+if is_general then
+  now_us = -now_us
+elseif not is_sent then
   local time = call('TIME')
   now_us = time[1] * 1000000 + time[2]
 end

@@ -36,7 +36,7 @@ local SHARE_PARTITIONS = 27  -- of how many partitions it was a part: with anoth
 local REQUESTS_UNTIL = 28    -- R10: WORK_SETTLED at which an auto bucket counts work again; only auto records have it
 local SHEDDING = 29    -- table: overload control; only records of policies with an `overload` block have it
 local COUNTED_UNTIL, BLOCK_REFUSED, BLOCKED_UNTIL = 30, 31, 32  -- W17: us, refusals, us; only where a policy blocks keys
-local WINDOW_END, WINDOW_START = RATE, COMMITTED  -- a quota has a window where a rate bucket has rates (us)
+local WINDOW_END, WINDOW_START = 18, 20  -- RATE, COMMITTED: a quota has a window (us) where a rate bucket has rates
 
 local LAYOUT, LAYOUT_BEFORE = 2, 1
 local FIELDS = '<BHddddddiIdc24ddddddddddd'

@@ -6,7 +6,9 @@ from limiter.model.bucket.ledger import Ledger
 from tests.support.stores import Decides, ScriptStore
 
 
-@pytest.fixture(params=["model", "scripts"])
+@pytest.fixture(params=["model", "scripts", "general"])
 def ledger(request: pytest.FixtureRequest) -> Decides:
-    """The model, then the scripts on a real server."""
-    return Ledger() if request.param == "model" else ScriptStore(request.getfixturevalue("valkey"))
+    """The model, then the scripts on a real server: as they are, and without their plain case."""
+    if request.param == "model":
+        return Ledger()
+    return ScriptStore(request.getfixturevalue("valkey"), general=request.param == "general")

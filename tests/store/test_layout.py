@@ -149,6 +149,7 @@ def test_fields_stand_in_the_same_order() -> None:
     expected = {other_names.get(name, name.upper()): 3 + at for at, name in enumerate(layout._FIELDS)}
     assert {name: RECORD[name] for name in expected} == expected
     assert RECORD["HISTOGRAM"] == 3 + len(layout._FIELDS)
+    assert (RECORD["WINDOW_END"], RECORD["WINDOW_START"]) == (RECORD["RATE"], RECORD["COMMITTED"])
     shares = [RECORD[name] for name in ("SHARE", "SHARE_UNTIL", "SHARE_PARTITIONS")]
     assert shares == [4 + len(layout._FIELDS) + at for at in range(len(layout._SHARE_FIELDS))]
     assert RECORD["SHARE_SIZE"] == layout._SHARE.size

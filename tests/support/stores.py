@@ -42,8 +42,10 @@ class Decides(Protocol):
 class ScriptStore:
     """Calls the scripts one by one, at a time that the test chooses (0 = the server's own clock)."""
 
-    def __init__(self, server: Server | Cluster, slot: Slot | None = None) -> None:
+    def __init__(self, server: Server | Cluster, slot: Slot | None = None, *, general: bool = False) -> None:
         self.server = server
+        self.general = general
+        """Whether the scripts are to take no short way where the plain case would do."""
         self.prefix = (slot or Slot()).prefix
         self._calls = 0
 
@@ -55,12 +57,15 @@ class ScriptStore:
     def acquire(
         self, operations: Sequence[Acquire], now_us: int, *, flush_id: bytes | None = None
     ) -> list[AcquireAnswer]:
-        call = ACQUIRE.call(self.prefix, flush_id or self._next_id(), operations, now_us=now_us)
+        call = ACQUIRE.call(self.prefix, flush_id or self._next_id(), operations, now_us=self._sent(now_us))
         return ACQUIRE.answers(self._eval(ACQUIRE.sha, ACQUIRE.source, call), operations)
 
     def settle(self, operations: Sequence[Settle], now_us: int, *, flush_id: bytes | None = None) -> list[SettleAnswer]:
-        call = SETTLE.call(self.prefix, flush_id or self._next_id(), operations, now_us=now_us)
+        call = SETTLE.call(self.prefix, flush_id or self._next_id(), operations, now_us=self._sent(now_us))
         return SETTLE.answers(self._eval(SETTLE.sha, SETTLE.source, call), operations)
+
+    def _sent(self, now_us: int) -> int:
+        return -now_us if self.general else now_us
 
     def take(self, owner: bytes, ttl_ms: int) -> Lease | None:
         return LEASE.answer(self._eval(LEASE.sha, LEASE.source, LEASE.call(self.prefix, owner, ttl_ms=ttl_ms)), owner)
@@ -125,6 +130,13 @@ class ScriptStore:
         return [
             key.removeprefix(bucket_prefix).decode() for key in self.client.lrange(keys.touched(self.prefix), 0, -1)
         ]
+
+    def order_touched(self, names: Sequence[str]) -> None:
+        """List the same buckets in this order."""
+        assert sorted(names) == sorted(self.touched())
+        if names:
+            self.client.delete(keys.touched(self.prefix))
+            self.client.rpush(keys.touched(self.prefix), *(keys.bucket(self.prefix, name) for name in names))
 
     def _next_id(self) -> bytes:
         self._calls += 1
