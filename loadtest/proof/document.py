@@ -15,27 +15,27 @@ INTRODUCTION = f"""# The fleet under fire
 Written by `make proof` from one run, all of it on one machine: a cluster of {PRIMARIES} primaries with a replica each, {API_NODES} API
 nodes, {CONTROLLERS} controllers, {PARTITIONS} partitions, and Locust's users in one process, who fail over from node to node. During the run
 the owner of the busiest partition among the controllers, an API node and the primary of the busiest partition are killed
-(`SIGKILL`). Two policies cover each of their requests: `{TENANT.name}`, {TENANT.rate:g} units a second for each tenant
+(`SIGKILL`). Two policies cover each of their requests: `{TENANT.name}`, {TENANT.rate:g} units per second for each tenant
 (C = {TENANT.capacity:g}, D = {TENANT.debt_max:g}), and `{SHARED.name}`, {SHARED.rate:g} for all together
-(C = {SHARED.capacity:g}, D = {SHARED.debt_max:g}), divided over the partitions. Without the store, nodes go by their share (`local`)."""  # noqa: E501
+(C = {SHARED.capacity:g}, D = {SHARED.debt_max:g}), divided over the partitions. Without the store, each node enforces its share (`local`)."""  # noqa: E501
 
 HOW = f"""## How to read it
 
-- *Level* of a bucket: work admitted beyond what its rate brought, `max(0, level − r·dt) + work`; a sound bucket never
-  lets it pass C + D. After a failover C + D more are allowed (promise 3: the replica may not have heard of the last
-  debits), and C for the nodes' own buckets while the store was away. r·{JITTER_S:g} s are allowed throughout, as
-  answers are read later than the store decided.
-- *Late*: a call that took longer than the node's deadline and the allowance. Judged by a probe, a process that asks
-  every node, the dead one too, a few times a second over one connection each and does nothing else; tenants, and with
-  them partitions, in turn. Nothing is taken off: the allowance is for the wait for a core, which probe, nodes and store
-  all have. *Slowest*, of a second, is the probe's slowest call in it. The users share one process that is busy with all
-  of them: when it reads an answer says less of the node.
-- A failed attempt is repeated at another node under the same `Idempotency-Key`: it debits once. A request counts as
-  failed only if no node answered it. Settles wait for the store: each `503` among them was tried again.
-- Recovery: of a controller, until every partition is owned by another; of an API node, until its successor is ready; of
-  a primary, the last answer without the store, or failure, before {CALM_S:g} s without any.
-- All nodes have the same `HEADGATE_SECRET`. Without it the secret lives in the store, and a node that starts while the
-  store is away signs with one of its own until it can read it: other nodes would not know those reservations."""
+- The *level* of a bucket is the work admitted beyond what its rate gave, `max(0, level − r·dt) + work`. In a sound
+  bucket it never exceeds C + D. After a failover C + D more are allowed ([promise 3](faults.md#promises): the replica
+  may lack the last debits), and C for the nodes' own buckets while the store was away. r·{JITTER_S:g} s are always
+  allowed, because answers are read later than the store decided.
+- A call is *late* if it took longer than the node's deadline plus the allowance. A probe measures that: a separate
+  process that calls every node, also the dead one, a few times per second over one connection each, for one tenant
+  and partition after another. The allowance covers the wait for a core, which probe, nodes and store share. *Slowest*
+  is the probe's slowest call in that second. The users share one busy process, so their times say less about the
+  node.
+- A failed attempt is repeated at another node with the same `Idempotency-Key`, so it is charged once. A request
+  counts as failed only if no node answered it. Settles wait for the store: each `503` was retried until answered.
+- Recovery of a controller means that other controllers own all partitions; of an API node, that its successor is
+  ready; of a primary, the last answer without the store, or failure, before {CALM_S:g} s without any.
+- All nodes have the same `HEADGATE_SECRET`. Without it the secret would be in the store, and a node that starts while
+  the store is away would sign with its own secret at first: other nodes would not know those reservations."""
 
 
 def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
@@ -55,7 +55,7 @@ def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
             table(("check", "found", "allowed", ""), [checked(check) for check in checks]),
             "## Killed",
             table(("what", "at", "recovered when", "after"), [_death(death, found.began_s) for death in found.deaths]),
-            "## Failed attempts",
+            "## Attempts that failed and were retried",
             table(("kind", "attempts"), sorted(found.failures.items()) or [("none", 0)]),
             "## Time to an answer",
             table(
@@ -97,7 +97,7 @@ def _seconds(found: Findings) -> str:
         "of the limit",
         "refused",
         "without the store",
-        "failed attempts",
+        "retried",
         "slowest",
     )
     rows = [
@@ -123,13 +123,14 @@ def picture(found: Findings) -> str:
             Line(label="limit of all tenants", points=limit, colour=INK, is_dashed=True),
         ),
     )
+    retried = "failed attempts" if found.requests_failed else "retried, none lost"
     answers = Panel(
         title="Answers",
-        unit="a second",
+        unit="per second",
         lines=(
             Line(label="refused", points=[(s.at + 0.5, float(s.refused)) for s in rows], colour=COLOURS[2]),
             Line(label="without the store", points=[(s.at + 0.5, float(s.degraded)) for s in rows], colour=COLOURS[3]),
-            Line(label="failed attempts", points=[(s.at + 0.5, float(s.failed)) for s in rows], colour=COLOURS[1]),
+            Line(label=retried, points=[(s.at + 0.5, float(s.failed)) for s in rows], colour=COLOURS[1]),
         ),
     )
     deadline_ms = float(found.plan.deadline_ms)

@@ -481,7 +481,7 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "after": ("The cap after, in requests per second.", 20.1),
         "sentence": (
             "The same in words.",
-            "97.4 units/s, 2.6 to spare: 2.6 ÷ 5 units/request, in parts: 20 → 20.1 rps",
+            "97.4 units/s, 2.6 below the rate: 2.6 ÷ 5 units/request, over some cycles: 20 → 20.1 rps",
         ),
     },
     "OverloadStep": {

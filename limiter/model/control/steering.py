@@ -62,11 +62,11 @@ class Reason(Value, frozen=True):
         moved = f"{self.before:.3g} → {self.after:.3g} rps"
         match self.rule:
             case "lower":
-                return f"{self.work_rate:.4g} units/s, {off} too many: {off} {cost}, in parts: {moved}"
+                return f"{self.work_rate:.4g} units/s, {off} above the rate: {off} {cost}, over some cycles: {moved}"
             case "raise":
-                return f"{self.work_rate:.4g} units/s, {off} to spare: {off} {cost}, in parts: {moved}"
+                return f"{self.work_rate:.4g} units/s, {off} below the rate: {off} {cost}, over some cycles: {moved}"
             case "set":
-                return f"{self.work_rate:.4g} units/s {cost}, and some room: {moved}"
+                return f"{self.work_rate:.4g} units/s {cost}, plus a margin: {moved}"
             case "start":
                 return f"{self.committed:.4g} units/s {cost} → {self.after:.3g} rps"
             case "hold":

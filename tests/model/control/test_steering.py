@@ -199,13 +199,16 @@ def test_w12_the_smallest_work_goes_by_the_smallest_weights() -> None:
     assert read_policy(policy | {"min_work": 4}).smallest_work == 2.0
 
 
+SPREAD = "140 ÷ 12.4 units/request, over some cycles"
+
+
 @pytest.mark.parametrize(
     ("rule", "before", "after", "work_rate", "sentence"),
     [
         ("start", 0, 80.645, 0, "1000 units/s ÷ 12.4 units/request → 80.6 rps"),
-        ("lower", 90, 86.2, 1140, "1140 units/s, 140 too many: 140 ÷ 12.4 units/request, in parts: 90 → 86.2 rps"),
-        ("raise", 70, 72.8, 860, "860 units/s, 140 to spare: 140 ÷ 12.4 units/request, in parts: 70 → 72.8 rps"),
-        ("set", 500, 242, 2500, "2500 units/s ÷ 12.4 units/request, and some room: 500 → 242 rps"),
+        ("lower", 90, 86.2, 1140, f"1140 units/s, 140 above the rate: {SPREAD}: 90 → 86.2 rps"),
+        ("raise", 70, 72.8, 860, f"860 units/s, 140 below the rate: {SPREAD}: 70 → 72.8 rps"),
+        ("set", 500, 242, 2500, "2500 units/s ÷ 12.4 units/request, plus a margin: 500 → 242 rps"),
         ("hold", 80, 80, 500, "500 of 1000 units/s, 12.4 units/request: stays at 80 rps"),
     ],
 )  # fmt: skip
