@@ -63,8 +63,10 @@ def cited(text: str) -> Iterator[str]:
 
 
 def files(folder: str) -> Iterator[Path]:
-    """What people wrote there."""
+    """What people wrote there, but for scripts of older versions, which stay as they were."""
     for path in sorted((ROOT / folder).rglob("*")):
+        if "version_1" in path.parts:
+            continue
         if path.suffix in {".py", ".lua", ".md", ".yaml"} and path not in DEFINING and path != Path(__file__):
             yield path
 
