@@ -12,8 +12,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from api.data import decode, render
-from api.data.answer import Answer
+from api.data import decode, plain_answers, render
+from api.data.answer import JSON, Answer
 from api.data.auth import Doorkeeper, Forbidden, check_namespace
 from api.data.counts import Requests
 from api.data.decode import AcquireOperation, BadRequest, SettleOperation
@@ -37,7 +37,7 @@ class Reply(Protocol):
     def take(self, answer: Answer) -> None:
         """Any answer."""
 
-    def take_grant(self, head: bytes, body: bytes) -> None:
+    def take_plain(self, head: bytes, body: bytes) -> None:
         """A grant, in nearly all cases: header lines and body of a 200."""
 
 
@@ -194,7 +194,10 @@ class _Desk:
         """The same for settles."""
         with self._outbox:
             for operation in operations:
-                operation.place.take(render.settled(operation))
+                if operation.outcome is None:  # by far the most
+                    operation.place.take_plain(JSON, plain_answers.settled_body(operation))
+                else:
+                    operation.place.take(render.settled(operation))
 
 
 def _send_all(connections: list[Sends]) -> None:
@@ -214,7 +217,7 @@ class _Awaited:
         """Pass it on."""
         self._told(answer)
 
-    def take_grant(self, head: bytes, body: bytes) -> None:
+    def take_plain(self, head: bytes, body: bytes) -> None:
         """Pass it on."""
         self._told(Answer(200, head, body))
 

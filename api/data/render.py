@@ -11,7 +11,7 @@ from math import ceil
 import msgspec
 from msgspec.structs import replace
 
-from api.data import grants
+from api.data import plain_answers
 from api.data.answer import JSON, PROBLEM, Answer
 from api.data.auth import Forbidden, Unauthenticated
 from api.data.decode import BadRequest, Invalid
@@ -71,7 +71,7 @@ class Renderer:
         is_draft = self._is_draft
         for operation in operations:
             if operation.outcome is None and is_draft:  # by far the most
-                operation.place.take_grant(*grants.rendered(operation))
+                operation.place.take_plain(*plain_answers.rendered(operation))
             elif operation.remembered is not None:
                 operation.place.take(self._repeated(operation.remembered))
             else:
@@ -108,7 +108,7 @@ def decision_body(operation: Operation) -> Answer:
     outcome = operation.outcome
     try:
         if outcome is None:
-            return Answer(200, b"", grants.body(operation))
+            return Answer(200, b"", plain_answers.body(operation))
         if type(outcome) is Granted:
             return Answer(200, b"", _granted(outcome))
         if type(outcome) is Refused:
@@ -163,9 +163,10 @@ def _refused(refused: Refused, status: int) -> bytes:
 def settled(operation: Correction) -> Answer:
     """The answer to a settle."""
     outcome = operation.outcome
+    if outcome is None:  # by far the most
+        return Answer(200, JSON, plain_answers.settled_body(operation))
     if isinstance(outcome, Settled):
         return Answer(200, JSON, _encode(_settled(outcome)))
-    assert outcome is not None
     return failure(outcome)
 
 

@@ -411,7 +411,7 @@ class FastLane(asyncio.Protocol):
             answer = identified(answer, sent_id)
         self._take(answer.status, answer.head, answer.body)
 
-    def take_grant(self, lines: bytes, body: bytes) -> None:
+    def take_plain(self, lines: bytes, body: bytes) -> None:
         """The same for a plain grant: no object is made of it."""
         head, state = self._serving, self._state
         if not head.is_plain or self._is_odd or self._waiting or self._outgoing:

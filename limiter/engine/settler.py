@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from math import inf
+from struct import Struct
 from typing import Any, Protocol
 
 from limiter.engine.errors import NotDecided, SettledOtherwise, UnknownReservation
@@ -29,7 +30,7 @@ from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreUnavailable
 from limiter.store.flush import IN_CLASS, Settling, corrected
 from limiter.store.keys import Slot
-from limiter.store.layout import REPLY_SIZE, pack_params, unpack_settle
+from limiter.store.layout import PRESENT, REPLY_SIZE, SETTLED_IN_REQUESTS, pack_params, unpack_settle
 
 NO_LATENCY = float("nan")
 _DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"
@@ -37,6 +38,14 @@ _DAMAGED = "the record of this reservation or of one of its buckets cannot be re
 
 SettleArrived = tuple[SettleRequest, Any, str | None]
 """A request, its place at the desk, and the only namespace whose reservations the caller may settle; None: any."""
+
+
+PlainSettle = tuple[float, float, float, bool, bool, int, bool, bool, float, float, float, int]
+"""Work, adjusted, uncollected, stop, late, when it expires (ms); of the bucket: whether it is there, whether it counts
+requests, balance, rate, capacity; the store's time."""
+
+_SETTLED_CODE = int(SettleStatus.SETTLED)
+_SETTLED, _ROW = Struct("<BBBddd"), Struct("<Bddddd")
 
 
 class SettleDesk(Protocol):
@@ -49,12 +58,14 @@ class SettleDesk(Protocol):
 class Correction(Settling):
     """One settle on its way, from its decoding to its answer."""
 
-    __slots__ = ("desk", "limits", "outcome", "place", "request", "settler", "slot", "taken")
+    __slots__ = ("desk", "limits", "outcome", "place", "plain", "request", "settler", "slot", "taken")
 
     slot: Slot
     taken: Sequence[Taken]
     limits: Sequence[Limit | None]
     """Of each bucket, under the policies of now; None where the policy is gone."""
+    plain: PlainSettle
+    """Of a plain settle, whose outcome is None."""
 
     def __init__(
         self, settler: Settler, request: SettleRequest, desk: SettleDesk, place: Any, deadline_s: float
@@ -81,7 +92,8 @@ class Correction(Settling):
 
     def settled(self) -> Settled:
         """What came of it, as a value; raises what it is an exception of."""
-        assert self.outcome is not None
+        if self.outcome is None:
+            return _settled_plainly(self)
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -182,14 +194,53 @@ class Settler:
         at = REPLY_SIZE
         told: dict[SettleDesk, list[Correction]] = {}
         for operation in batch:
-            answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
             if type(operation) is not Correction:
+                answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
                 operation.tell(answer)
-            elif not operation.is_over:
+                continue
+            limit = operation.limits[0]
+            if reply[at] == _SETTLED_CODE and limit is not None and limit.is_plain and len(operation.buckets) == 1:
+                settled, row = _SETTLED.unpack_from(reply, at), _ROW.unpack_from(reply, at + _SETTLED.size)
+                at += _SETTLED.size + _ROW.size
+                if operation.is_over:
+                    continue
+                operation.is_over = True
+                self._settle_plainly(operation, limit, settled, row, now_us)
+            else:
+                answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
+                if operation.is_over:
+                    continue
                 self.conclude(operation, answer)
-                told.setdefault(operation.desk, []).append(operation)
+            told.setdefault(operation.desk, []).append(operation)
         for desk, operations in told.items():
             desk.answer_settles(operations)
+
+    def _settle_plainly(
+        self, operation: Correction, limit: Limit, settled: tuple[Any, ...], row: tuple[Any, ...], now_us: int
+    ) -> None:
+        """The way of nearly all settles: one bucket of a limit that is there, and no value is made of what it said."""
+        _, late, stop, work, deadline_us, before_us = settled
+        code, balance, adjusted, uncollected, rate, capacity = row
+        ((_, _, weight, in_requests, _, _),) = operation.taken
+        if in_requests or not weight:
+            adjusted = uncollected = 0.0
+        else:
+            adjusted, uncollected = (adjusted - uncollected) / weight, uncollected / weight
+        final = operation.request.final
+        expires_ms = 0 if final else max(0, int(deadline_us - now_us) // 1000)
+        operation.plain = (
+            work, adjusted, uncollected, stop == 1, late == 1, expires_ms, code >= PRESENT,
+            code >= SETTLED_IN_REQUESTS, balance, rate, capacity, now_us,
+        )  # fmt: skip
+        self._tally.add(work, adjusted, uncollected, late=late == 1, final=final)
+        *_, acquired_us, its_deadline_us, late_us = operation.fields
+        life_us = its_deadline_us - acquired_us + late_us
+        if final:
+            self._expiries.settled(limit.key, deadline_us + late_us, life_us)
+        elif deadline_us > before_us:
+            self._expiries.renewed(limit.key, before_us + late_us, deadline_us + late_us, life_us)
+        if self._refusals.known:
+            self._refusals.forget(operation.slot, operation.buckets)
 
     def conclude(self, operation: Correction, answer: SettleAnswer | Exception) -> None:
         """What the store's answer, or its silence, means."""
@@ -257,6 +308,22 @@ class Settler:
             row = BucketAnswer(Verdict.PASSED, bucket.balance, charge, bucket.rate, bucket.capacity, bucket.in_requests)
             states.append(limit_state(limit, params, row, answer.now_us, None))
         return tuple(states)
+
+
+def _settled_plainly(operation: Correction) -> Settled:
+    """A plain settle as a value."""
+    work, adjusted, uncollected, stop, late, expires_ms = operation.plain[:6]
+    present, in_requests, balance, rate, capacity, now_us = operation.plain[6:]
+    limit = operation.limits[0]
+    assert limit is not None
+    limits: tuple[LimitState, ...] = ()
+    if present:
+        row = BucketAnswer(Verdict.PASSED, balance, 0.0, rate, capacity, in_requests)
+        limits = (limit_state(limit, limit.terms, row, now_us, None),)
+    return Settled(
+        work, adjusted, stop=stop, duplicate=False, late=late, limits=limits, uncollected=uncollected,
+        expires_in_ms=expires_ms,
+    )  # fmt: skip
 
 
 def _binding(operation: Correction, answer: SettleAnswer) -> list[tuple[Taken, BucketSettled]]:

@@ -130,19 +130,21 @@ class SettleTally:
         """One more."""
         if settled.duplicate:
             self.duplicate += 1
-        elif not final:
-            self.progress += 1
         else:
-            self._count_final(settled)
+            self.add(settled.work, settled.adjusted, settled.uncollected, late=settled.late, final=final)
 
-    def _count_final(self, settled: Settled) -> None:
-        if settled.late:
+    def add(self, work: float, adjusted: float, uncollected: float, *, late: bool, final: bool) -> None:
+        """One more that is no repetition."""
+        if not final:
+            self.progress += 1
+            return
+        if late:
             self.late += 1
         else:
             self.settled += 1
-        self.work += settled.work
-        self.uncollected += settled.uncollected
-        if settled.adjusted > 0:
-            self.debited += settled.adjusted
+        self.work += work
+        self.uncollected += uncollected
+        if adjusted > 0:
+            self.debited += adjusted
         else:
-            self.refunded -= settled.adjusted
+            self.refunded -= adjusted

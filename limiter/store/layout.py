@@ -73,7 +73,7 @@ _LOAD = Struct("<d")
 
 _SHEDS = 16
 _IN_REQUESTS = 4
-_PRESENT, _SETTLED_IN_REQUESTS = 1, 2
+PRESENT, SETTLED_IN_REQUESTS = 1, 2
 _SETS_CAP, _SETS_CHARGE, _SETS_UNIT, _SETS_SHARE, _SETS_STATE, _SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
 _DONE, _LOST = 1, 3
 
@@ -374,7 +374,7 @@ def unpack_settle(reply: bytes, at: int, count: int, now_us: int) -> tuple[Settl
     rows = []
     for _ in range(count):
         code, balance, adjusted, uncollected, rate, capacity = _BUCKET_SETTLED.unpack_from(reply, at)
-        present, in_requests = code >= _PRESENT, code >= _SETTLED_IN_REQUESTS
+        present, in_requests = code >= PRESENT, code >= SETTLED_IN_REQUESTS
         rows.append(BucketSettled(present, balance, adjusted, uncollected, rate, capacity, in_requests))
         at += _BUCKET_SETTLED.size
     return SettleAnswer(status, now_us, late == 1, stop == 1, work, deadline_us, before_us, tuple(rows)), at

@@ -221,7 +221,7 @@ def test_statuses_have_the_same_numbers() -> None:
     )
     assert (ACQUIRE["ANSWER_ROW_SIZE"], ACQUIRE["SHEDS_ROW_SIZE"]) == (layout._ANSWER.size, layout._DRAWN_SIZE)
     assert ACQUIRE["IN_REQUESTS"] == layout._IN_REQUESTS
-    assert (SETTLE["PRESENT"], SETTLE["IN_REQUESTS"]) == (layout._PRESENT, layout._SETTLED_IN_REQUESTS)
+    assert (SETTLE["PRESENT"], SETTLE["IN_REQUESTS"]) == (layout.PRESENT, layout.SETTLED_IN_REQUESTS)
     assert (BEGIN["DONE"], ACQUIRE["FINGERPRINT_SIZE"]) == (layout._DONE, buckets.FINGERPRINT_SIZE)
 
 

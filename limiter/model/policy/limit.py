@@ -38,8 +38,8 @@ class Limit:
     time."""
 
     __slots__ = (
-        "bucket", "charge", "counts", "expectations", "faces", "how_estimated", "how_unsaid", "is_known", "key",
-        "learned", "listens", "mechanism", "minimums", "name", "on_store_failure", "per", "period", "rated",
+        "bucket", "charge", "counts", "expectations", "faces", "how_estimated", "how_unsaid", "is_known", "is_plain",
+        "key", "learned", "listens", "mechanism", "minimums", "name", "on_store_failure", "per", "period", "rated",
         "rated_by", "rated_codes", "request_max", "retries", "shadow", "sheds", "terms", "weights", "zone",
     )  # fmt: skip
 
@@ -57,6 +57,8 @@ class Limit:
         """Whether a node remembers its balances, to go on from them without the store (F-S14)."""
         self.period = policy.quota.span if policy.quota else None
         self.zone = ZoneInfo(policy.quota.timezone) if policy.quota else None
+        self.is_plain = self.period is None and not self.shadow
+        """Whether what is told of its buckets depends on their records alone: no calendar, and it has a say."""
         self.mechanism: Literal["work", "requests", "auto", "quota"] = "quota" if policy.quota else _mechanism(policy)
         self.counts = policy.count is Count.REQUESTS
         """Whether each request takes one token times its weight, whatever its work (W16)."""

@@ -1,4 +1,4 @@
-"""A plain grant as bytes: what a limit's face says, with the balance put in.
+"""Plain grants and settles as bytes: what a limit's face says, with the balance put in.
 
 A face is what is told of a limit's buckets of one capacity and rate, in the body and in the headers, but for the
 numbers that change with every request. The bytes are those that `api.data.render` makes of a `Granted`; tests compare.
@@ -11,6 +11,7 @@ import msgspec
 from api.data.answer import JSON
 from api.data.rate_limit_headers import INTEGER_MAX, policy_item
 from limiter.engine.operation import IN_REQUESTS, Operation
+from limiter.engine.settler import Correction
 from limiter.model.bucket.decision import YEAR_MS, YEAR_S
 from limiter.model.policy.limit import Limit
 
@@ -72,7 +73,7 @@ def rendered(operation: Operation) -> tuple[bytes, bytes]:
     if face is None:
         face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
     full_ms = (capacity - balance) / rate * 1e3
-    if 0 <= balance <= INTEGER_MAX and full_ms < YEAR_MS:
+    if 0 <= balance <= INTEGER_MAX and 0 <= full_ms < YEAR_MS:
         head = face.head % (balance, -(-full_ms // 1000))
     else:
         head = face.head % (_left(balance), _reset_s(balance, rate, capacity))
@@ -97,6 +98,25 @@ def body(operation: Operation) -> bytes:
         face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
         told.append(b"%b%b%b" % (face.before, _encode(balance), face.after))
     return _BODY % (operation.token, _encode(operation.charged), operation.request.ttl_ms, b",".join(told))
+
+
+_SETTLED = (
+    b'{"work":%b,"adjusted":%b,"uncollected":%b,"stop":%b,"duplicate":false,"late":%b,"expires_in_ms":%d,"limits":[%b]}'
+)
+_BOOLEANS = {False: b"false", True: b"true"}
+
+
+def settled_body(operation: Correction) -> bytes:
+    """The body of the answer to a plain settle."""
+    work, adjusted, uncollected, stop, late, expires_ms = operation.plain[:6]
+    present, in_requests, balance, rate, capacity, _ = operation.plain[6:]
+    told, limit = b"", operation.limits[0]
+    if present and limit is not None:
+        face = face_of(limit, capacity, rate, in_requests)
+        told = b"%b%b%b" % (face.before, _encode(balance), face.after)
+    return _SETTLED % (
+        _encode(work), _encode(adjusted), _encode(uncollected), _BOOLEANS[stop], _BOOLEANS[late], expires_ms, told,
+    )  # fmt: skip
 
 
 def _left(balance: float) -> int:

@@ -1,0 +1,67 @@
+"""Plain answers are the same bytes that the general way makes of the same values."""
+
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.data import plain_answers, render
+from api.data.render import Renderer
+from limiter.engine.operation import Operation
+from limiter.engine.planner import Planner
+from limiter.engine.settler import Correction
+from limiter.model.bucket.contract import AcquireRequest, SettleRequest
+from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.reading import read_policy_set
+
+LONE = {"name": "odd%d-name", "match": {"service": "one"}, "per": ["customer"], "rate": 100}
+SEVERAL = [
+    {"name": "first", "match": {"service": "three"}, "rate": 100},
+    {"name": "second", "match": {"service": "three"}, "rate": 5, "mechanism": "requests"},
+    {"name": "third", "match": {"service": "three"}, "rate": 7, "mechanism": "auto"},
+]
+PLANNER = Planner(read_policy_set({"policies": [{**LONE, "name": "lone"}, *SEVERAL]}))
+
+rates = st.floats(1e-12, 2.0**53)
+capacities = st.floats(1e-3, 2.0**53)
+balances = st.floats(-(2.0**53), 2.0**53)
+amounts = st.floats(0, 2.0**53)
+buckets = st.tuples(st.sampled_from([1, 5]), balances, amounts, rates, capacities)
+
+
+def operation_of(service: str, values: list[Any], charged: float, ttl_ms: int) -> Operation:
+    request = AcquireRequest({"service": service, "customer": "c1"}, ttl_ms=ttl_ms)
+    slot, shape = PLANNER.cover("default", request.descriptor)
+    nobody = cast("Any", None)
+    operation = Operation(nobody, request, nobody, None, slot, shape, Criticality.CRITICAL, 0.0)
+    operation.values, operation.charged, operation.token, operation.now_us = values, charged, b"a-token", 1_790_000_000
+    return operation
+
+
+@given(bucket=buckets, charged=amounts, ttl_ms=st.integers(1, 86_400_000))
+def test_a_grant_of_one_limit_is_the_same_bytes(bucket: Any, charged: float, ttl_ms: int) -> None:
+    operation = operation_of("one", [bucket], charged, ttl_ms)
+    expected = Renderer().decision(operation.decision())
+    assert plain_answers.rendered(operation) == (expected.head, expected.body)
+    assert render.decision_body(operation).body == expected.body
+
+
+@given(several=st.lists(buckets, min_size=3, max_size=3), charged=amounts)
+def test_a_grant_of_several_limits_is_the_same_bytes(several: list[Any], charged: float) -> None:
+    operation = operation_of("three", several, charged, 60_000)
+    expected = Renderer().decision(operation.decision())
+    assert plain_answers.rendered(operation) == (expected.head, expected.body)
+
+
+@given(
+    amounts=st.tuples(amounts, balances, amounts),
+    told=st.tuples(st.booleans(), st.booleans(), st.integers(0, 86_400_000), st.booleans(), st.booleans()),
+    bucket=st.tuples(balances, rates, capacities),
+)
+def test_a_settle_is_the_same_bytes(amounts: Any, told: Any, bucket: Any) -> None:
+    nobody = cast("Any", None)
+    operation = Correction(nobody, SettleRequest("token", 1.0), nobody, None, 0.0)
+    _, operation.limits = PLANNER.cover("default", {"service": "one", "customer": "c1"})
+    operation.plain = (*amounts, *told, *bucket, 1_790_000_000)
+    expected = render._encode(render._settled(operation.settled()))
+    assert plain_answers.settled_body(operation) == expected
