@@ -214,7 +214,7 @@ NOT_REACHED = "not reached yet"
 
 def _say_ready(settings: Settings, where: str, store: str) -> None:
     tame_collector()
-    guard = "" if settings.api_keys else "; no API keys, so whoever can reach this address may do everything"
+    guard = "" if settings.api_keys else "; no API keys, so everybody who can reach this address may do everything"
     key = " -H 'authorization: Bearer <key>'" if settings.api_keys else ""
     state = "serving, and waiting for its store" if store.startswith(NOT_REACHED) else "ready"
     if settings.log_format == "json":

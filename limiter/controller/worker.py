@@ -134,7 +134,7 @@ class Keeper:
         except LeaseLost:
             self.cycle = None
             stats.leases_lost += 1
-            log.warning("%s: another took over, or the lease ended", _shown(self.slot))
+            log.warning("%s: another controller took over, or the lease ended", _shown(self.slot))
             return 0
         except TROUBLE as error:
             stats.failures += 1
@@ -306,4 +306,4 @@ def _shown(slot: Slot) -> str:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("%s failed, and is started anew", task.get_name(), exc_info=task.exception())
+        log.error("%s failed and is restarted", task.get_name(), exc_info=task.exception())

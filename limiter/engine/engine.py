@@ -158,7 +158,7 @@ class Engine:
             found.append(f"the store's maxmemory-policy is {policy}: it may evict buckets; set it to noeviction")
         if self._is_unusable:
             found.append(
-                "the store's policies cannot be put in force, older ones still are; the log of the node says why"
+                "the store's policies cannot be used and older ones stay in force; the log of the node says why"
             )
         if self._foreign:
             found.append(_told_foreign(len(self._foreign)))
@@ -188,7 +188,7 @@ class Engine:
         if self._decider.remainders.owing:
             await self._decider.post()
         if lost := self._decider.remainders.owing:
-            log.error("%d quotas gave out something without the store, which will never know: it is still away", lost)
+            log.error("the store is still away: what %d quotas granted without it will not be debited", lost)
         self._decider.repeater.stop()
         await self._buckets.drain()
         await self.link.aclose()
@@ -254,7 +254,9 @@ class Engine:
         known = set(self._foreign)
         new = [one for one in found if one not in known]
         for one in new[:FOREIGN_LOGGED_MAX]:
-            log.warning("%s in the file differs from the store, where %s, and that is in force", one.place, one.how)
+            log.warning(
+                "%s in the file differs from the store, where %s; the store's version is in force", one.place, one.how
+            )
         if len(new) > FOREIGN_LOGGED_MAX:
             log.warning("%d more entries of the file differ from the store", len(new) - FOREIGN_LOGGED_MAX)
         self._foreign = found
@@ -280,7 +282,7 @@ class Engine:
             try:
                 await self._apply_file()
             except StoreError as error:
-                log.warning("the policies of the file could not be put back yet: %s", error)
+                log.warning("the policies of the file could not be restored yet: %s", error)
                 await asyncio.sleep(RETRY_S)
             else:
                 log.warning("the policies of the file were put back")
@@ -305,7 +307,7 @@ class Engine:
         )  # fmt: skip
         self.loss = new if self.loss is None else self.loss.with_(new)
         log.error(
-            "the store lost its policies: revision %d after %d; of those made over the API are gone: %s",
+            "the store lost its policies: it is at revision %d, after %d; lost policies made over the API: %s",
             after.revision, before.revision, ", ".join(f"{space}/{name}" for space, name in new.policies) or "none",
         )  # fmt: skip
 
@@ -404,10 +406,14 @@ def _check_report(request: SignalRequest, rule: Rule) -> Limit:
             raise UnfitField("signals", found=f"the name {name!a}", allowed=allowed)
     limit = next((limit for limit in rule.limits if limit.listens), None)
     if limit is None:
-        raise UnfitField("policy", found=rule.name, allowed="a policy with overload.utilisation, which would listen")
+        raise UnfitField(
+            "policy", found=rule.name, allowed="a policy with overload.utilisation; reports to others have no effect"
+        )
     if request.key is not None and set(request.key) != set(limit.per):
         found = ", ".join(f"{name!a}" for name in sorted(request.key)) or "no dimension"
-        allowed = f"{', '.join(limit.per)}: what the policy is split by" if limit.per else "no key: it is not split"
+        allowed = (
+            f"the policy's per dimensions: {', '.join(limit.per)}" if limit.per else "no key: the policy has no per"
+        )
         raise UnfitField("key", found=found, allowed=allowed)
     return limit
 

@@ -270,7 +270,9 @@ class Remainders:
         sent, going.sent = going.sent, None
         assert sent is not None
         if answer.status is SettleStatus.CORRUPT:
-            log.error("the record of %s cannot be read: %g granted without the store stay undebited", key[1], sent.work)
+            log.error(
+                "the record of %s cannot be read: %g units granted without the store are not debited", key[1], sent.work
+            )
             return
         (charge,) = sent.charges
         if answer.buckets and charge.params is not None and answer.buckets[0].rate == charge.params.window_end_us:

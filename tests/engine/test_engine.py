@@ -100,7 +100,7 @@ async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_o
         await engine.store.put(unheard_of, who="a test", expected=None)
         await until(lambda: bool(engine.warnings()))
         assert engine.warnings() == [
-            "the store's policies cannot be put in force, older ones still are; the log of the node says why"
+            "the store's policies cannot be used and older ones stay in force; the log of the node says why"
         ]
         assert "ValueError: unheard of" in caplog.text
         assert engine.policies.policies == []

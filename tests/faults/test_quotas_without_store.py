@@ -385,7 +385,7 @@ def test_f_s14_sigterm_while_the_store_is_away_says_what_it_will_never_know(
     asyncio.run(main(back=True))
     assert "never know" not in caplog.text
     asyncio.run(main(back=False))
-    assert "1 quotas gave out something without the store, which will never know" in caplog.text
+    assert "what 1 quotas granted without it will not be debited" in caplog.text
 
     async def left() -> float:
         async with node(durable) as decider:

@@ -454,7 +454,7 @@ class _Watcher:
                 stored = await self._store.load()
         except StoreError as error:
             if not self._away:
-                log.warning("policies stay as they are while the store does not tell them: %s", error)
+                log.warning("the policies cannot be read from the store, and the last ones stay in force: %s", error)
             self._away = True
             return
         self._away = False
