@@ -97,7 +97,7 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.engine, app.state.plane, app.state.settings, app.state.metrics = engine, plane, settings, metrics
-    app.state.sets = asyncio.Lock()  # whoever checks a whole set of policies holds it
+    app.state.sets = asyncio.Lock()  # held while a whole set of policies is checked
     for module in MODULES:
         first = [] if module in OPEN else [Depends(gate.data_plane if module in DATA_PLANE else gate.management)]
         app.include_router(module.router, dependencies=first)

@@ -46,7 +46,7 @@ Started = Callable[[], None]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, ended by cancelling and not by signals, which belong to whoever runs it."""
+    """uvicorn's server, ended by cancelling and not by signals, which belong to the process that runs it."""
 
     def __init__(self, config: uvicorn.Config, on_started: Started) -> None:
         super().__init__(config)

@@ -80,7 +80,8 @@ class Settings(BaseSettings):
         default=None, ge=1, le=65_535, description="Where a controller shows its metrics; unset: nowhere."
     )
     metrics_dir: Path | None = Field(
-        default=None, description="Where processes leave metrics for each other; set by whoever starts several."
+        default=None,
+        description="The directory where processes of a node share metrics; set where several are started.",
     )
     otel: str | None = Field(
         default=None, pattern=r"^https?://[^\s/]+", description="An OpenTelemetry collector, as in http://host:4318."

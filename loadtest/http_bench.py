@@ -42,7 +42,7 @@ MEMORY_CUSTOMERS = 1_000_000
 MEMORY_MAX_MB = 250
 PROBE_PAUSE_S = 0.05
 PATIENT = {"HEADGATE_DEADLINE_MS": "1000"}
-"""64 batches at once are 6400 operations in a queue: whoever sends so many has to wait for them."""
+"""64 batches at once are 6400 operations in a queue: a client that sends so many has to wait for them."""
 
 POLICY = """
 policies:

@@ -1,4 +1,4 @@
-"""The figures in the documents, measured anew: `python -m loadtest.report`.
+"""The figures in the documents, measured again: `python -m loadtest.report`.
 
 One run of `headgate bench` and of `python -m loadtest.http_bench` goes into the tables of docs/performance.md and of
 README.md, between their marks. The exit status says whether every aim was reached; what was missed is written, too.

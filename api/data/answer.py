@@ -20,7 +20,7 @@ class Answer(Struct, frozen=True, gc=False):
     head: bytes
     body: bytes
     error: Exception | None = None
-    """A failure of ours, to be logged under the request's id by whoever sends the answer."""
+    """A failure of ours, logged under the request's id when the answer is sent."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

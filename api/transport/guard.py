@@ -150,7 +150,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; whoever sends nothing does not stay."""
+        """Begin; a connection that sends nothing is closed in time."""
         super().connection_made(transport)
         self.flow = Flow(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)

@@ -26,7 +26,7 @@ HANDSHAKE_S = 0.1
 
 LOOK_EVERY_S = 0.02
 LOOKS_MAX = 100
-"""Then whoever is still at the door is given up: a node that is so slow to accept has worse troubles."""
+"""Then connections that were not accepted yet are given up: a node that accepts so slowly has worse troubles."""
 
 _SO_ATTACH_FILTER = 26
 
@@ -59,7 +59,7 @@ def turn_away(sockets: Sequence[socket.socket]) -> None:
 
 
 async def last_call(sockets: Sequence[socket.socket]) -> None:
-    """Turn newcomers away, and wait until those who were at the door have been let in by whoever accepts here."""
+    """Refuse new connections, and wait until those that had arrived before are accepted."""
     turn_away(sockets)
     await asyncio.sleep(HANDSHAKE_S)
     for _ in range(LOOKS_MAX):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 ALWAYS = ("headgate.access", "headgate.start")
-"""Whoever asked for these gets them, whatever the level."""
+"""Loggers whose lines are written at every level: a setting, or the start itself, asked for them."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

@@ -175,7 +175,7 @@ class SlotCycle:
             return len(names)
 
     async def flush(self) -> None:
-        """Keep what is not kept yet, for whoever comes next."""
+        """Store what is not stored yet, for the next owner."""
         async with self.lock:
             names = set().union(*self._dirty)
             rows = [self._kept(name, self.clock.now_us()) for name in names if name in self.buckets]
@@ -206,7 +206,7 @@ class SlotCycle:
         return sampled.now_us, False
 
     async def _recall(self, names: list[str]) -> None:
-        """Go on with buckets from where whoever had them before stopped."""
+        """Continue with buckets from where their last owner stopped."""
         if not names:
             return
         kept = await self._steering.states(self.slot, names)
@@ -326,7 +326,7 @@ class SlotCycle:
         return Steer(name, bucket.terms.limit.params(now_us), state=bucket.packed())
 
     def _reconsider(self, name: str) -> None:
-        """Nobody knows whether an order of overload control was set: compare and set it anew."""
+        """It is not known whether an order of overload control was set: compare, and set it again."""
         bucket = self.buckets.get(name)
         if bucket is not None and bucket.guard is not None:
             bucket.guard.reconsider()

@@ -146,7 +146,7 @@ class Keeper:
         return looked
 
     async def _take(self) -> int:
-        """Whoever ought to own a slot goes on trying: its owner has gone, or is about to hand over."""
+        """Keep trying for a slot that this controller should own: its owner has gone, or is about to hand over."""
         lease = await self._steering.take(self.slot)
         if lease is None:
             return 0

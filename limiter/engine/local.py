@@ -90,7 +90,7 @@ class LocalBuckets:
 
 
 def _share_of(minimum: float, nodes: int) -> float:
-    """A minimum in proportion, lest a small share could never hold it."""
+    """The minimum in proportion to the share: a small share could never reach the whole."""
     return minimum / nodes
 
 

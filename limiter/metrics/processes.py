@@ -1,6 +1,6 @@
-"""The processes of one machine, scraped as one: each leaves its numbers in a directory, whoever is asked adds them up.
+"""The processes of one machine, scraped as one: each writes its numbers to a directory, the scraped one adds up.
 
-    numbers ── about once a second ──► <kind>_<pid>.db ──► added up by whoever is scraped
+    numbers ── about once a second ──► <kind>_<pid>.db ──► added up by the scraped process
 
 The files and their merging are prometheus-client's own multi-process format. What it does for each increment is done
 here once a second, for absolute values: a request costs nothing more, and other processes' numbers are a second old.

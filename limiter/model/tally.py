@@ -1,6 +1,6 @@
 """What a node counts of itself: plain numbers, added to where things happen and read when somebody asks.
 
-One addition a decision, and none for a label: whoever shows these numbers gives them their names and labels.
+One addition per decision, and none for a label: the code that shows these numbers adds names and labels.
 """
 
 from __future__ import annotations

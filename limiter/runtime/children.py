@@ -2,7 +2,7 @@
 
     starts ──► lives ──► ends ──► a pause that doubles, from BACKOFF_MIN_S to BACKOFF_MAX_S ──► starts again
 
-One that has lived for STEADY_S is forgiven its predecessors' ends: the pause begins anew.
+After a child has lived for STEADY_S, the pause before a restart is short again.
 """
 
 from __future__ import annotations

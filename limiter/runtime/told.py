@@ -1,4 +1,4 @@
-"""The hot path has no coroutines: whoever asks says whom to tell. This is for those who would rather wait."""
+"""The hot path has callbacks instead of coroutines. This is for callers that want to await an answer."""
 
 from __future__ import annotations
 

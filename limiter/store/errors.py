@@ -36,7 +36,7 @@ class StoreUnsupported(StoreError):
 
 
 def without_address(error: Exception) -> str:
-    """What is wrong with the store, for whoever asks.
+    """What is wrong with the store, in words for callers.
 
     Where the store is, its own words and what clients wrote into it belong into the log alone: apart from texts of our
     own, none of the error is passed on.

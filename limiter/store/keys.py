@@ -143,7 +143,7 @@ def idempotency(prefix: bytes, key: str) -> bytes:
 
 
 def reply(prefix: bytes, flush_id: bytes) -> bytes:
-    """The reply of a batched call, for whoever sends it again."""
+    """The reply of a batched call, for when the call is sent again."""
     return prefix + b"f:" + flush_id
 
 

@@ -15,7 +15,7 @@ async def shared_secret(link: Link, configured: str | None, *, timeout_s: float)
     """The configured secret, or one that the first node to ask has made and left in the store."""
     if configured is not None:
         return configured.encode()
-    # Whoever comes second finds the first one's.
+    # A node that comes second finds the first one's secret.
     await link.call(SECRET, "SET", SECRET, token_bytes(SECRET_SIZE), "NX", timeout_s=timeout_s)
     secret: bytes | None = await link.call(SECRET, "GET", SECRET, timeout_s=timeout_s)
     if secret is None:

@@ -1,7 +1,7 @@
 """What users draw: the cost of a request and whose it is. The same seed draws the same.
 
 Constant       every request costs the same
-Bimodal        most are cheap, some dear
+Bimodal        most are cheap, some expensive
 Pareto         few cost nearly everything: P(X > x) = (least / x)^alpha, cut off at most
 Zipf           the tenant of rank k is asked for in proportion to 1 / k^exponent
 """
@@ -46,20 +46,20 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bimodal:
-    """Most are cheap, a share is dear."""
+    """Most are cheap, a share is expensive."""
 
     cheap: float
-    dear: float
-    dear_share: float
+    expensive: float
+    expensive_share: float
 
     @property
     def mean(self) -> float:
         """Between the two, by the share."""
-        return self.cheap + (self.dear - self.cheap) * self.dear_share
+        return self.cheap + (self.expensive - self.cheap) * self.expensive_share
 
     def draw(self, draws: Random) -> float:
         """One of the two."""
-        return self.dear if draws.random() < self.dear_share else self.cheap
+        return self.expensive if draws.random() < self.expensive_share else self.cheap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +119,12 @@ class Ask:
 
 OPERATIONS = (
     Operation("read", 0.6, Constant(1.0)),
-    Operation("write", 0.3, Bimodal(cheap=2.0, dear=20.0, dear_share=0.1)),
+    Operation("write", 0.3, Bimodal(cheap=2.0, expensive=20.0, expensive_share=0.1)),
     Operation("scan", 0.1, Pareto(least=2.0, alpha=1.5, most=100.0)),
 )
 MILD_OPERATIONS = (
     Operation("read", 0.6, Constant(1.0)),
-    Operation("write", 0.3, Bimodal(cheap=2.0, dear=10.0, dear_share=0.1)),
+    Operation("write", 0.3, Bimodal(cheap=2.0, expensive=10.0, expensive_share=0.1)),
     Operation("scan", 0.1, Pareto(least=2.0, alpha=1.5, most=20.0)),
 )
 """No request costs more than a small bucket may owe: what is admitted can be held to C + D to the unit."""

@@ -18,7 +18,7 @@ import yaml
 from loadtest.overload.http import Http
 
 FILES_MIN = 8192
-"""A thousand users hold two connections each, and so does whoever they talk to."""
+"""A thousand users hold two connections each, and so do their servers."""
 END_S = 20.0
 DEADLINE_MS = "1000"
 """The machine is at its limit on purpose: a decision that waits for the processor is not yet a store that is away."""

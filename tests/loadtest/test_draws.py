@@ -12,7 +12,7 @@ SEED = 20
 DRAWS = 50_000
 COSTS: list[Cost] = [
     Constant(3.0),
-    Bimodal(cheap=2.0, dear=20.0, dear_share=0.1),
+    Bimodal(cheap=2.0, expensive=20.0, expensive_share=0.1),
     Pareto(least=2.0, alpha=1.5, most=100.0),
 ]
 
@@ -25,7 +25,7 @@ def test_a_cost_has_the_mean_that_it_states(cost: Cost) -> None:
 
 def test_a_bimodal_cost_is_one_of_two() -> None:
     draws = Random(SEED)
-    cost = Bimodal(cheap=2.0, dear=20.0, dear_share=0.25)
+    cost = Bimodal(cheap=2.0, expensive=20.0, expensive_share=0.25)
     drawn = Counter(cost.draw(draws) for _ in range(DRAWS))
     assert set(drawn) == {2.0, 20.0}
     assert drawn[20.0] / DRAWS == pytest.approx(0.25, abs=0.01)

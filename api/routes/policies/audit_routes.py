@@ -1,4 +1,4 @@
-"""The audit log over HTTP: every change of policies and namespaces, by whomever it was made (P6)."""
+"""The audit log over HTTP: every change of policies and namespaces, and who made it (P6)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def class_minimum(minimum: float, reserve: float | None) -> float:
 def part_of_minimum(minimum: float, *, part: float, capacity: float) -> float:
     """What a bucket asks for that holds a part of the whole capacity, or counts in another unit than the minimum.
 
-    One token stays one token, lest a part admit on a splinter of it, or never.
+    The minimum never scales below one token: less would admit on a fraction, or never.
     """
     if minimum <= 0:
         return minimum * part

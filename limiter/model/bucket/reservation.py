@@ -2,7 +2,7 @@
 
     token = base64url(payload ‖ BLAKE2b(payload, key = secret, 16 bytes))
 
-Whoever cannot sign cannot invent one, and a token of another installation, a truncated or a forged one are all the
+Nobody without the secret can make one. A token of another installation, a truncated or a forged one are all the
 same to us: no reservation of ours (F-R6).
 """
 

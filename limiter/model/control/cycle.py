@@ -5,7 +5,7 @@
 anchor    the first reading, or one that cannot be compared: begin from here, hold everything (F-P8)
 wait      nothing was done yet: hold, and let the sample grow, for at most WAIT_CYCLES_MAX cycles
 steer     smooth the sample (R1), then move the cap (R2–R6), the charge (W8) and the mechanism (R10)
-lend      an auto bucket counts requests for LENT_CYCLES' worth of work at the committed rate, lent anew when half of it
+lend      an auto bucket counts requests for LENT_CYCLES' worth of work at the committed rate, renewed when half of it
           is done: costs that jump, or a controller that is gone, leave it counting work
 
 Waiting makes the cycle as long as a slow bucket needs: with two requests a second, samples of 100 ms would read 500, 0,

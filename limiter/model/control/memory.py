@@ -1,9 +1,9 @@
-"""What the controller keeps of a bucket in the store, so that whoever comes next goes on from there (F-P7, R11).
+"""What the controller keeps of a bucket in the store, so that the next owner continues from there (F-P7, R11).
 
     version, state of the steps, reasons of the last cycles        as msgpack
     with overload control: its state, its reasons                  after these
 
-another version, damaged, or not a number anywhere    as if nothing were kept: begin anew (F-P8)
+another version, damaged, or not a number anywhere    as if nothing were kept: begin again (F-P8)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     sample = counters now − counters then
 
-they went back     the bucket was forgotten and began anew: the sample counts from zero
+they went back     the record expired and the bucket began again: the sample counts from zero
 no settles ever    callers never say what work was done: what was charged stands for it
 unusable           absent, not a number, no time passed, or too long ago: no sample, and the controller holds (F-P8)
 """

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from limiter.model.control.smoothing import smooth
 
 FLOOR = 0.1
-"""What everybody keeps, in parts of an equal share, so that whoever wakes up is served while shares follow."""
+"""What every partition keeps, as a part of an equal share, so that new demand is served until its share grows."""
 MOVE_MIN = 0.05
 """Differences below this part of an equal share are left alone."""
 DEMAND_ALPHA = 0.1
@@ -32,7 +32,7 @@ MARGIN_S = 5.0
 """How much longer a lowered share lasts. Longer than a write may take to arrive."""
 LOWERED_FOR_S = RAISED_FOR_S + MARGIN_S
 RENEW_S = RAISED_FOR_S / 2
-"""Shares are lent anew when so much of their time is left."""
+"""Shares are renewed when this part of their time is left."""
 NEED_MIN = 0.5
 """Who asks for less than this part of an equal share needs no more than that."""
 
@@ -95,7 +95,7 @@ def is_needed(demand: Sequence[float], *, committed: float) -> bool:
 
 
 def is_due(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> bool:
-    """Whether there is anything to write: shares to be moved, or lent anew before they end."""
+    """Whether there is anything to write: shares to move, or to renew before they end."""
     equal = 1.0 / len(held)
     if list(wanted) != at(held, now_s):
         return True

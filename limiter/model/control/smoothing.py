@@ -46,7 +46,7 @@ class Load(Value, frozen=True):
     rejection_rate: float = 0.0
     """Share of the requests that this bucket refused."""
     work_unended: float = 0.0
-    """Work of requests that have only reported progress so far: it belongs to whoever ends next."""
+    """Work of requests that have only reported progress so far: it counts for the next request that ends."""
 
     @property
     def is_rejecting(self) -> bool:

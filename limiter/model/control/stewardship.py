@@ -1,7 +1,7 @@
 """What the controller may do to a slot that it owns: the reference for `lua/lease.lua`, `sample.lua` and `steer.lua`.
 
-    owner   whoever holds the lease; each taking has a higher fence number than the one before (F-P7)
-    sample  take the names of the buckets that changed, and have them listed anew when they change again
+    owner   the controller that holds the lease; its fence number grows each time the lease is taken (F-P7)
+    sample  take the names of the buckets that changed, so that they are listed again when they next change
     steer   set absolute values: cap, learned charge, unit, share, overload control; what makes no sense is left (F-P8)
 
 A share holds for a time only: a controller that is gone leaves equal parts behind, never more than the limit (B5).

@@ -59,7 +59,7 @@ def added(histogram: Sequence[float], more: Sequence[float]) -> tuple[float, ...
 
 
 def between(older: Sequence[float], newer: Sequence[float]) -> tuple[float, ...]:
-    """What was counted between two readings; everything, if the bucket was forgotten and began anew in between."""
+    """What was counted between two readings; everything, if the record expired in between and began again."""
     if not older:
         return tuple(newer)
     difference = tuple([late - early for late, early in zip(newer, older, strict=True)])

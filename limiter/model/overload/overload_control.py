@@ -10,7 +10,7 @@ idle     nothing is due: nothing is done but to remember the least slack
 due      an interval of expectations ends, a class has nreq samples or timeout_s has passed, or somebody reported load:
          each controller takes what came since it last ran
 rest     nothing came, nobody is refused and nothing is remembered: nothing is due until something comes
-anchor   the first reading: begin from here. Counters that went back: the bucket began anew, count from zero
+anchor   the first reading: begin from here. Counters that went back: the bucket began again, count from zero
 hold     the record is absent, or a counter is no number (F-P8)
 
 Counters are cumulative, so what came since the last run is a difference whenever it is wanted, and a cycle in which
@@ -252,7 +252,7 @@ def _read(record: Record, now_us: float) -> Reading | None:
 
 
 def _since(then: Reading, now: Reading) -> Reading:
-    """Where the sample begins: at the last reading, or at nothing if the bucket began anew."""
+    """Where the sample begins: at the last reading, or at zero if the bucket began again."""
     began_anew = now.admitted < then.admitted or any(
         late < early for late, early in zip(now.timed + now.refused, then.timed + then.refused, strict=True)
     )
@@ -298,7 +298,7 @@ def _expectation_sample(state: OverloadState, then: Reading, now: Reading, elaps
     timed = sum(now.timed) - sum(then.timed)
     slack_min_ms = math.inf
     if timed > 0:
-        # Nothing new of slack: whoever came had no less than the least that is known already.
+        # No new slack: nobody had less than the least that is known already.
         slack_min_ms = state.slacks_seen[0] if state.slack_min_ms == math.inf else state.slack_min_ms
     return ExpectationSample(elapsed_s, timed, now.missed - then.missed, slack_min_ms, now.admitted - then.admitted)
 

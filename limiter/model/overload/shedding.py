@@ -103,7 +103,7 @@ def take(shedding: Shedding, number: int, requests: float) -> None:
 
 
 def begin_epoch(shedding: Shedding) -> None:
-    """The bucket is listed anew."""
+    """Begin a new sampling epoch: the bucket is listed again."""
     shedding.slack_before_ms, shedding.slack_min_ms = shedding.slack_min_ms, math.inf
 
 

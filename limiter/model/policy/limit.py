@@ -80,7 +80,7 @@ class Limit:
         self.rated_by, self.rated = _rated(policy, partitions)
         """The dimension whose listed values have a rate of their own, and their limits (P12); None without any."""
         self.faces: dict[tuple[float, float, bool], Any] = {}
-        """How its buckets are told of, by capacity, rate and whether they count requests: kept by whoever renders."""
+        """Cache of the renderer: how its buckets are shown, by capacity, rate and whether they count requests."""
         self.rated_codes: dict[str, Limit] | None = None
         """The same by what the values are in the names of buckets, once somebody has asked."""
 

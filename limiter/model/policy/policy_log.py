@@ -36,7 +36,7 @@ ACTIONS: tuple[Action, ...] = ("put", "delete", "apply", "rollback", "patch", "m
 """Kept by their numbers: new ones come last."""
 
 ANY = -1
-"""Expected revision of whoever does not care."""
+"""Expected revision of a change without a condition."""
 
 
 class ApplyStatus(IntEnum):

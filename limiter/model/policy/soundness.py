@@ -95,7 +95,7 @@ def _steers_within_bounds(policy: Policy) -> None:
 
 
 def _has_effect(policy: Policy) -> None:
-    """A field that changes nothing is a mistake: whoever wrote it expects something of it."""
+    """A field that has no effect is a mistake: its author expects an effect."""
     kind = Kind(
         denies=policy.deny,
         has_rate=policy.rate is not None,

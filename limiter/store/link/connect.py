@@ -57,7 +57,7 @@ class Link(Protocol):
         """What is published on `channel`, over a connection of its own: an empty message once that stands, then each.
 
         Ends only by raising `StoreUnavailable` or `ResponseError`. Close it (`contextlib.aclosing`) to stop. Messages
-        can get lost on the way: whoever listens must also look for himself now and then.
+        can get lost on the way: a listener must also look now and then.
         """
         ...
 

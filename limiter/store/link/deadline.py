@@ -40,7 +40,7 @@ class Deadline:
 
 
 class TimeoutAt:
-    """`asyncio.timeout_at` with such a deadline: TimeoutError for whoever is still inside. One for every call."""
+    """`asyncio.timeout_at` with such a deadline: TimeoutError inside when it passes. One for every call."""
 
     __slots__ = ("_cancelling", "_deadline", "_deadline_s", "_is_expired", "_task")
 

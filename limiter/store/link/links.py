@@ -1,7 +1,7 @@
 """The three kinds of link: one server, the primary that Sentinel names, the nodes of a Cluster.
 
 Each sends a command once and never repeats one that may have run. Redirects are followed, since they promise
-that nothing was executed; after anything that looks like a failover the way is found anew, in the background.
+that nothing was executed; after anything that looks like a failover the way is looked up again, in the background.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Dialer:
 
 
 class ServerLink:
-    """One server. Behind a virtual address it may become another: after READONLY its node connects anew."""
+    """One server. Behind a virtual address it may become another: after READONLY its node connects again."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -108,7 +108,7 @@ class ServerLink:
 
 
 class Lookup:
-    """Finds the way anew in the background, once at a time, however many ask for it."""
+    """Looks up the way again in the background, once at a time, however many ask for it."""
 
     def __init__(self, find: Callable[[], Awaitable[None]]) -> None:
         self._find = find

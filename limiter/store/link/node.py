@@ -117,7 +117,7 @@ class Node:
         try:
             connection = await connecting
         except (RedisError, OSError):
-            return  # whoever calls meanwhile finds out why, and says so
+            return  # the next call finds out why, and says so
         finally:
             self._connecting.discard(connecting)
         if self._closed or generation != self._generation or (self._wire is not None and self._wire.is_open):
@@ -126,7 +126,7 @@ class Node:
             self._wire = Wire(connection, self.where, self._meaning)
 
     def _meaning(self, error: ResponseError) -> Exception:
-        """What an error reply on the wire means to whoever sent the command."""
+        """What an error reply on the wire means to the sender of the command."""
         if isinstance(error, ReadOnlyError):
             self._run(self.drop())
         return _translated(error, self.where)
@@ -231,7 +231,7 @@ class Node:
             await close(connection)
 
     async def drop(self) -> None:
-        """Forget all connections: idle ones now, others after their reply. Later calls connect anew."""
+        """Forget all connections: idle ones now, others after their reply. Later calls connect again."""
         self._generation += 1
         if self._wire is not None:
             self._wire.retire()

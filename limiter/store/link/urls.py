@@ -63,7 +63,7 @@ class Target:
 
 
 def mask(url: str) -> str:
-    """The URL fit for people's eyes: written anew from what was understood, with every secret as `***`."""
+    """The URL for people to read: composed from what was understood, with every secret as `***`."""
     try:
         target = _parse(urlsplit(url))
     except ValueError:

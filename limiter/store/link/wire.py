@@ -1,4 +1,4 @@
-"""A connection without coroutines: commands go out, each reply goes to whoever sent the command, in order.
+"""A connection without coroutines: commands go out, each reply goes to the sender of its command, in order.
 
 It begins as a redis-py connection that was opened and greeted as its URL says; then its transport changes its protocol.
 The hot path uses it (`limiter.store.batcher`): a task, streams and a timer for every call cost as much as the call.
