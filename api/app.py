@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.data import render
 from api.data.auth import Forbidden, Unauthenticated
 from api.data.decode import BadRequest, Invalid
-from api.data.explain import FieldProblem
+from api.data.field_problems import FieldProblem
 from api.data.json_text import shown
 from api.data.plane import Plane
 from api.data.request_ids import SENT, identified

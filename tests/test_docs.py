@@ -22,8 +22,8 @@ from api.app import MODULES
 from limiter.cli.main import app
 from limiter.cli.policies import _reasons
 from limiter.metrics.catalogue import ALL
+from limiter.model.control.caps import Reason
 from limiter.model.control.reasoning import Cycle, Overload, Reasoning, Step
-from limiter.model.control.steering import Reason
 from limiter.model.overload.expectations import Reason as Missed
 from limiter.model.overload.shedding import CLASSES
 from limiter.settings import Settings

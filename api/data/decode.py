@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from api.data import json_text
-from api.data.explain import PROBLEMS_MAX, VISIBLE, FieldProblem, problems
+from api.data.field_problems import PROBLEMS_MAX, VISIBLE, FieldProblem, problems
 from api.data.json_text import Fields, Malformed, TooMany, shown
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest
 

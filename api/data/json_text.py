@@ -2,7 +2,7 @@
 
 The decoders are strict and fast, and say little when they refuse. What they refuse is read again here: everything
 that is JSON at all, and besides it what people send in its place (NaN, 1e400, lone surrogates, keys that stand
-twice), kept as it was written, so that `api.data.explain` can name the field.
+twice), kept as it was written, so that `api.data.field_problems` can name the field.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from api.data import plain_answers
 from api.data.answer import JSON, PROBLEM, Answer
 from api.data.auth import Forbidden, Unauthenticated
 from api.data.decode import BadRequest, Invalid
-from api.data.explain import FieldProblem
+from api.data.field_problems import FieldProblem
 from api.data.rate_limit_headers import HeaderSet, draft, lines, reset_s
 from api.data.schemas import GrantedAnswer, Limit, Problem, RefusedAnswer, SettledAnswer
 from limiter.engine.errors import (

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from api.data.explain import FieldProblem
+from api.data.field_problems import FieldProblem
 from limiter.model.bucket.contract import Reason
 
 Mechanism = Literal["work", "requests", "quota"]

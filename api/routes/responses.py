@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from api.data import decode, json_text
 from api.data.answer import JSON, Answer
 from api.data.decode import Invalid, TooLong
-from api.data.explain import FieldProblem, is_text
+from api.data.field_problems import FieldProblem, is_text
 from api.data.json_text import Fields
 from api.data.plane import Plane
 from api.data.request_ids import SENT, identified

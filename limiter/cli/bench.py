@@ -38,7 +38,7 @@ from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link, open_link
 from limiter.store.link.embedded import EmbeddedStore
-from limiter.store.link.node import pack
+from limiter.store.link.server_connection import pack
 from limiter.store.scripts import AcquireScript, SettleScript
 
 TERMS = Params(committed=1e6, capacity=1e6, debt_max=1e9)

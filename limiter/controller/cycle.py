@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from limiter.controller.overload import Guard
 from limiter.controller.plan import Plan, Terms
 from limiter.model.bucket.bucket import Record
-from limiter.model.control import memory, sampling, shares
+from limiter.model.control import kept_state, sampling, shares
+from limiter.model.control.caps import Reason
 from limiter.model.control.cycle import HELD, Moved, State, step
-from limiter.model.control.memory import REASONS_MAX
+from limiter.model.control.kept_state import REASONS_MAX
 from limiter.model.control.sampling import Counters
-from limiter.model.control.steering import Reason
 from limiter.model.overload.shedding import ShedOrder
 from limiter.model.overload.signals import Report
 from limiter.store.clock import StoreClock
@@ -58,7 +58,7 @@ class Bucket:
 
     __slots__ = ("demand", "guard", "reasons", "seen_us", "state", "terms", "turn")
 
-    def __init__(self, name: str, terms: Terms, kept: memory.Memory | None) -> None:
+    def __init__(self, name: str, terms: Terms, kept: kept_state.KeptState | None) -> None:
         self.terms = terms
         self.state = State() if kept is None else kept.state
         self.reasons: deque[Reason] = deque(() if kept is None else kept.reasons, REASONS_MAX)
@@ -81,8 +81,8 @@ class Bucket:
         """State and reasoning, as they are kept."""
         guard = self.guard
         if guard is None:
-            return memory.pack(self.state, self.reasons)
-        return memory.pack(self.state, self.reasons, guard.state, guard.notes)
+            return kept_state.pack(self.state, self.reasons)
+        return kept_state.pack(self.state, self.reasons, guard.state, guard.notes)
 
 
 class Demand(NamedTuple):
@@ -213,7 +213,7 @@ class SlotCycle:
         for name in names:
             terms = self._plan.find(name)
             if terms is not None:
-                self.buckets[name] = Bucket(name, terms, memory.unpack(kept.get(name)))
+                self.buckets[name] = Bucket(name, terms, kept_state.unpack(kept.get(name)))
 
     def _overdue(self, now_us: float) -> list[str]:
         """Buckets that have to be looked at whether anybody touched them or not."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from limiter.model.bucket.bucket import Record
-from limiter.model.control.memory import REASONS_MAX, Memory
+from limiter.model.control.kept_state import REASONS_MAX, KeptState
 from limiter.model.overload import overload_control
 from limiter.model.overload.overload_control import Note, OverloadParams, OverloadState
 from limiter.model.overload.shedding import ShedOrder
@@ -18,7 +18,7 @@ class Guard:
 
     __slots__ = ("notes", "state")
 
-    def __init__(self, kept: Memory | None) -> None:
+    def __init__(self, kept: KeptState | None) -> None:
         self.state = OverloadState() if kept is None else overload_control.unpack_state(kept.overload)
         self.notes: deque[Note] = deque(() if kept is None else kept.notes, REASONS_MAX)
 

@@ -33,8 +33,8 @@ from limiter.store.errors import StoreError
 from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
 from limiter.store.link.connect import Link
-from limiter.store.nodes import NodeRegistry
 from limiter.store.policies.policies import PolicyStore, StoredPolicies
+from limiter.store.registry import NodeRegistry
 from limiter.store.steering import LEASE_MS, Steering
 
 log = logging.getLogger(__name__)

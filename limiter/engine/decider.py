@@ -30,7 +30,7 @@ from limiter.engine.remainders import Remainders
 from limiter.engine.repeating import Repeater
 from limiter.engine.settler import Settler
 from limiter.engine.shape import NOTHING, Shape
-from limiter.engine.standing import Standing
+from limiter.engine.store_health import StoreHealth
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
 from limiter.model.bucket.decision import limit_states, pressure, refusal
 from limiter.model.bucket.expiry import Expiries
@@ -97,7 +97,7 @@ class Decider:
         self._planner = Planner(PolicySet())
         self._changes = 0
         self.remainders = Remainders(buckets.clock, nodes)
-        self._standing = Standing(on_recovery=self.remainders.hold)
+        self._standing = StoreHealth(on_recovery=self.remainders.hold)
         self._local = LocalBuckets(nodes, self.remainders)
         self._ids = RandomIds(ID_SIZE)
         self.decisions = DecisionTally()

@@ -27,12 +27,12 @@ from limiter.settings import Settings
 from limiter.store.buckets import Buckets
 from limiter.store.errors import StoreError, without_address
 from limiter.store.link.connect import Link, ServerFacts, open_link, probe
-from limiter.store.nodes import NodeRegistry
 from limiter.store.policies import losses
 from limiter.store.policies.losses import Loss
 from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policies.policy_entries import policy_place
 from limiter.store.policies.policy_sets import Foreign, foreign_steps
+from limiter.store.registry import NodeRegistry
 from limiter.store.secret import shared_secret
 from limiter.store.signals import Signals, TooManyReports
 

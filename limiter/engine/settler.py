@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from limiter.engine.errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
-from limiter.engine.standing import Standing
+from limiter.engine.store_health import StoreHealth
 from limiter.model.bucket.contract import LimitState, Settled, SettleRequest
 from limiter.model.bucket.decision import limit_state
 from limiter.model.bucket.expiry import Expiries
@@ -118,7 +118,7 @@ class Settler:
         self,
         buckets: Buckets,
         keyring: Keyring,
-        standing: Standing,
+        standing: StoreHealth,
         tally: SettleTally,
         expiries: Expiries,
         remainders: Remainders,

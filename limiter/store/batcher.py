@@ -28,7 +28,7 @@ from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired, reply_time_us
 from limiter.store.link.connect import Link
 from limiter.store.link.deadline import Deadline
-from limiter.store.link.node import pack
+from limiter.store.link.server_connection import pack
 from limiter.store.scripts import Script, arguments
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from limiter.model.bucket.bucket import Record
-from limiter.model.control.memory import Memory, unpack
+from limiter.model.control.kept_state import KeptState, unpack
 from limiter.model.control.stewardship import Lease
 from limiter.model.policy.limit import policy_of
 from limiter.store import keys
@@ -121,7 +121,7 @@ class SteeredPage(NamedTuple):
     """Who owns a slot, and some of its buckets with what the controller keeps of them."""
 
     owner: Lease | None
-    buckets: list[tuple[str, Record, Memory | None]]
+    buckets: list[tuple[str, Record, KeptState | None]]
     cursor: str
     unreadable: list[str]
 
@@ -148,7 +148,7 @@ class SlotLook(NamedTuple):
 
     is_owned: bool
     records: dict[str, Record]
-    memories: dict[str, Memory]
+    memories: dict[str, KeptState]
 
 
 async def look_at_slot(link: Link, slot: Slot, names: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> SlotLook:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from limiter.model.bucket.bucket import Record
-from limiter.model.control.memory import Memory, unpack
+from limiter.model.control.kept_state import KeptState, unpack
 from limiter.model.overload.shedding import Shedding
 from limiter.model.policy.policy_set import PolicySet
 from limiter.model.policy.reading import read_policy_set
@@ -47,7 +47,7 @@ class Look:
         record = self.record(bucket)
         return Shedding() if record is None or record.shedding is None else record.shedding
 
-    def memory(self, bucket: str) -> Memory | None:
+    def memory(self, bucket: str) -> KeptState | None:
         return unpack(self._get(keys.state(self.prefix, bucket)))
 
     def owner(self) -> str:

@@ -17,7 +17,7 @@ from limiter.engine.planner import Planner
 from limiter.metrics import catalogue
 from limiter.metrics.readings import Labels, Reading, plain
 from limiter.model.bucket.bucket import Record, advance, fresh
-from limiter.model.control.memory import Memory
+from limiter.model.control.kept_state import KeptState
 from limiter.model.overload.overload_control import unpack_state
 from limiter.model.overload.shedding import CLASSES
 from limiter.model.policy.limit import Limit
@@ -112,7 +112,7 @@ def _plan(planner: Planner) -> Steps[_Plan]:
 
 def _states(
     every: Iterable[Named], looks: Mapping[Slot, SlotLook], now_us: int
-) -> Iterator[tuple[Labels, Limit, Record, Memory | None]]:
+) -> Iterator[tuple[Labels, Limit, Record, KeptState | None]]:
     """Every bucket as it would be at the next request."""
     for named in every:
         params = named.limit.params(now_us)
@@ -131,7 +131,7 @@ def _label(planner: Planner, namespace: str, limit: Limit) -> str:
     return limit.bucket if rule is not None and len(rule.limits) > 1 else limit.name
 
 
-def _readings(states: Iterable[tuple[Labels, Limit, Record, Memory | None]]) -> list[Reading]:
+def _readings(states: Iterable[tuple[Labels, Limit, Record, KeptState | None]]) -> list[Reading]:
     """Parts add up; of what does not add up, the worst is shown."""
     found: dict[catalogue.Definition, dict[Labels, float]] = {definition: {} for definition in (*_ADDED, *_WORST)}
     for labels, limit, record, memory in states:
@@ -180,7 +180,7 @@ def _added(record: Record) -> _Values:
                 yield catalogue.POLICY_CLASS_RATE, (criticality.value,), rate
 
 
-def _worst(limit: Limit, record: Record, memory: Memory | None) -> _Values:
+def _worst(limit: Limit, record: Record, memory: KeptState | None) -> _Values:
     if record.charge:
         yield catalogue.POLICY_CHARGE, (), record.charge
         if memory is not None:

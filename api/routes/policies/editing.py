@@ -13,7 +13,7 @@ from fastapi import Request
 from api.data.answer import Answer
 from api.data.auth import check_namespace
 from api.data.decode import BadRequest, Invalid
-from api.data.explain import FieldProblem
+from api.data.field_problems import FieldProblem
 from api.data.json_text import shown
 from api.routes.documentation.answers import Entry, Revision
 from limiter.api_keys import Principal

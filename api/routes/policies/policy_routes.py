@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from api.data.answer import Answer
 from api.data.auth import check_namespace
 from api.data.decode import Invalid
-from api.data.explain import FieldProblem
+from api.data.field_problems import FieldProblem
 from api.data.json_text import Fields, shown
 from api.routes.documentation import answers
 from api.routes.documentation.answers import CheckedSet, PolicyHistory, PolicyList

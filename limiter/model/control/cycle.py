@@ -20,12 +20,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from limiter.model.bucket.bucket import Record
-from limiter.model.control import learning, mechanism, sampling, smoothing, steering
+from limiter.model.control import caps, learning, mechanism, sampling, smoothing
+from limiter.model.control.caps import CapParams, Reason, cap_params
 from limiter.model.control.learning import Learning, LearningParams, learning_params
 from limiter.model.control.mechanism import Pace
 from limiter.model.control.sampling import Counters, Sample
 from limiter.model.control.smoothing import Load, Moments
-from limiter.model.control.steering import CapParams, Reason, cap_params
 from limiter.model.control.value import Value
 from limiter.model.policy.choices import Mechanism
 from limiter.model.policy.policy import Policy
@@ -177,19 +177,19 @@ def _begun_requests(
 ) -> Moved:
     """The first cap of a bucket that counted work: it goes by many requests, not only the last."""
     load = replace(load, work_per_request=moments.mean)
-    cap = steering.start(load, params, committed=record.committed)
+    cap = caps.start(load, params, committed=record.committed)
     return Moved(cap, charge, None, _reason(load, record, now_us, "start", cap))
 
 
 def _moved_cap(
     state: State, load: Load, record: Record, params: CapParams, now_us: float, charge: float | None
 ) -> Moved:
-    rule, cap = steering.step(record.rate, load, params, committed=record.committed, was_set=state.was_set)
+    rule, cap = caps.step(record.rate, load, params, committed=record.committed, was_set=state.was_set)
     reason = _reason(load, record, now_us, rule, cap)
     return Moved(None if cap == record.rate else cap, charge, None, reason)
 
 
-def _reason(load: Load, record: Record, now_us: float, rule: steering.Rule, cap: float) -> Reason:
+def _reason(load: Load, record: Record, now_us: float, rule: caps.Rule, cap: float) -> Reason:
     return Reason(
         now_us,
         record.committed,

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from limiter.model.bucket.bucket import Flags, Record
 from limiter.model.control import mechanism
-from limiter.model.control.memory import Memory
-from limiter.model.control.steering import Reason
+from limiter.model.control.caps import Reason
+from limiter.model.control.kept_state import KeptState
 from limiter.model.overload.overload_control import Note
 from limiter.model.overload.shedding import CLASSES, Shedding
 from limiter.model.policy.limit import policy_of
@@ -80,7 +80,7 @@ class Reasoning(Struct, frozen=True):
     """None where the policy has no `overload` block."""
 
 
-def reasoning(bucket: str, record: Record, memory: Memory | None, now_us: float) -> Reasoning:
+def reasoning(bucket: str, record: Record, memory: KeptState | None, now_us: float) -> Reasoning:
     """What is known of a bucket at a time of the store's."""
     counts = record.counts_requests and not record.is_quota
     share_left_us = record.share_until_us - now_us
@@ -100,7 +100,7 @@ def reasoning(bucket: str, record: Record, memory: Memory | None, now_us: float)
     )
 
 
-def _overload(known: Shedding, memory: Memory | None) -> Overload:
+def _overload(known: Shedding, memory: KeptState | None) -> Overload:
     return Overload(
         overloaded=known.overloaded == 1,
         quality=known.quality,
@@ -115,7 +115,7 @@ def _step(note: Note) -> Step:
     return Step(at_us / 1000, controller, rule, before, after, sentence)
 
 
-def _mechanism_reason(record: Record, memory: Memory | None) -> str:
+def _mechanism_reason(record: Record, memory: KeptState | None) -> str:
     if Flags.AUTO not in record.flags:
         return "set by the policy"
     if memory is None:

@@ -11,7 +11,7 @@ from limiter.store import keys
 from limiter.store.clock import time_us
 from limiter.store.errors import StoreOutOfMemory, StoreUnsupported
 from limiter.store.link.links import LOOKUP_TIMEOUT_S, ClusterLink, Dialer, SentinelLink, ServerLink
-from limiter.store.link.node import Argument
+from limiter.store.link.server_connection import Argument
 from limiter.store.link.urls import parse
 from limiter.store.link.wire import Replied
 
@@ -45,7 +45,7 @@ class Link(Protocol):
         ...
 
     def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
-        """Send a packed command (`limiter.store.link.node.pack`) once, at once, with no coroutine, if connected.
+        """Send a command packed by `server_connection.pack` once, at once, with no coroutine, if connected.
 
         `replied` is told the reply, or an exception: `StoreUnavailable` where it may have run, `ResponseError`, a
         redirect among them, or `StoreRefused` where it did not. Whoever is told one goes on with `call`. False: no

@@ -26,7 +26,7 @@ from limiter.store.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from limiter.store.link.node import Argument, Node, pack, was_closed
+from limiter.store.link.server_connection import Argument, ServerConnection, pack, was_closed
 from limiter.store.link.urls import Address, Target, UrlError
 from limiter.store.link.wire import Replied
 
@@ -59,7 +59,7 @@ class Dialer:
             raise UrlError(f"cannot set up TLS as the store URL says: {error}") from error
         return context
 
-    def __call__(self, address: Address) -> Node:
+    def __call__(self, address: Address) -> ServerConnection:
         """A node on a TCP port."""
         host, port = address
 
@@ -70,21 +70,21 @@ class Dialer:
             secure.ssl_context = self._tls
             return secure
 
-        return Node(f"{host}:{port}", connection, max_connections=self._max_connections)
+        return ServerConnection(f"{host}:{port}", connection, max_connections=self._max_connections)
 
-    def socket(self, path: str) -> Node:
+    def socket(self, path: str) -> ServerConnection:
         """A node on a unix socket."""
 
         def connection() -> AbstractConnection:
             return UnixDomainSocketConnection(path=path, **self._options)
 
-        return Node(path, connection, max_connections=self._max_connections)
+        return ServerConnection(path, connection, max_connections=self._max_connections)
 
 
 class ServerLink:
     """One server. Behind a virtual address it may become another: after READONLY its node connects again."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ServerConnection) -> None:
         self._node = node
 
     async def call(self, key: bytes, *command: Argument, timeout_s: float) -> Any:
@@ -165,7 +165,7 @@ class SentinelLink:
         self._service = target.service
         self._dial = dial
         self._sentinels = [dial_sentinel(address) for address in target.addresses]
-        self._primary: Node | None = None
+        self._primary: ServerConnection | None = None
         self._address: Address | None = None
         self._suspect = False
         self._lookup = Lookup(self._find)
@@ -204,7 +204,7 @@ class SentinelLink:
             self._lookup.start()
             raise
 
-    async def _find_primary(self, timeout_s: float, deadline_s: float) -> Node:
+    async def _find_primary(self, timeout_s: float, deadline_s: float) -> ServerConnection:
         if self._primary is None:
             await self._lookup.wait(deadline_s=deadline_s)
         elif self._suspect:
@@ -251,7 +251,7 @@ class ClusterLink:
     def __init__(self, target: Target, dial: Dialer) -> None:
         self._seeds = target.addresses
         self._dial = dial
-        self._nodes: dict[Address, Node] = {}
+        self._nodes: dict[Address, ServerConnection] = {}
         self._slots: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._lookup = Lookup(self._find)
         self._lookups = 0
@@ -302,7 +302,7 @@ class ClusterLink:
                 raise StoreRefused(f"no node of the cluster serves slot {slot}")
         return address
 
-    def _node(self, address: Address) -> Node:
+    def _node(self, address: Address) -> ServerConnection:
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = self._dial(address)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.data import decode, json_text
 from api.data.decode import AcquireOperation, BadRequest, Invalid
-from api.data.explain import problems
+from api.data.field_problems import problems
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest
 
 texts = st.one_of(st.text(max_size=5), st.text(min_size=60, max_size=70), st.just("x" * 1025), st.just("critical"))

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import NoPermissionError
 
 from limiter.store.errors import StoreRefused, StoreUnavailable
-from limiter.store.link import node as node_module
+from limiter.store.link import server_connection
 from limiter.store.link.connect import open_link
 from tests.support import eventually_async
 from tests.support.proxy import Proxy
@@ -91,7 +91,7 @@ async def test_a_server_that_is_away_is_told() -> None:
 
 
 async def test_a_quiet_channel_is_no_dead_one(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "LISTEN_PING_S", 0.02)
+    monkeypatch.setattr(server_connection, "LISTEN_PING_S", 0.02)
     async with Proxy(valkey.port) as proxy, listening(proxy.url) as messages:
         waiting = asyncio.ensure_future(soon(messages))
         begun = proxy.requests
@@ -107,7 +107,7 @@ async def test_a_quiet_channel_is_no_dead_one(valkey: Server, monkeypatch: pytes
 async def test_a_dead_connection_that_nobody_closes_is_found_out(
     valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "LISTEN_PING_S", 0.1)
+    monkeypatch.setattr(server_connection, "LISTEN_PING_S", 0.1)
     async with Proxy(valkey.port) as proxy, listening(proxy.url) as messages:
         proxy.mode = "stall"
         with pytest.raises(StoreUnavailable, match="silent"):

@@ -13,7 +13,7 @@ from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailabl
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link, open_link
 from limiter.store.link.links import ServerLink
-from limiter.store.link.node import Node, pack
+from limiter.store.link.server_connection import ServerConnection, pack
 from tests.support.nodes import PATIENT_S, until
 from tests.support.operations import ask, look, work_terms
 from tests.support.proxy import Proxy
@@ -47,7 +47,7 @@ def deadline_s(within_s: float = PATIENT_S) -> float:
     return asyncio.get_running_loop().time() + within_s
 
 
-def node_of(link: Link) -> Node:
+def node_of(link: Link) -> ServerConnection:
     assert isinstance(link, ServerLink)
     return link._node
 

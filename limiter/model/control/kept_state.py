@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
+from limiter.model.control.caps import Reason
 from limiter.model.control.cycle import State
-from limiter.model.control.steering import Reason
 from limiter.model.overload.overload_control import Note, OverloadState, pack_state
 
 VERSION = 1
 REASONS_MAX = 10
 
 
-class Memory(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class KeptState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """One bucket's past, as far as it matters."""
 
     version: int
@@ -36,7 +36,7 @@ class Memory(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Memory).decode
+_decode = msgspec.msgpack.Decoder(KeptState).decode
 
 
 def pack(
@@ -48,7 +48,7 @@ def pack(
     return _encode((VERSION, state, list(reasons), pack_state(overload), list(notes)))
 
 
-def unpack(raw: bytes | None) -> Memory | None:
+def unpack(raw: bytes | None) -> KeptState | None:
     """A bucket's past; None if there is none that could be used."""
     if raw is None:
         return None

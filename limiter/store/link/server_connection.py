@@ -1,4 +1,4 @@
-"""One server and our connections to it.
+"""One server of the store, and the connections to it.
 
 Works on redis-py's `Connection`, beneath its client and pools, which costs a large call much less time, and these
 promises are easier kept without retries, health checks and metrics in between:
@@ -54,7 +54,7 @@ def pack(*command: Argument) -> bytes:
 ASKING = pack("ASKING")
 
 
-class Node:
+class ServerConnection:
     """One server, a stack of idle connections, and a bound on how many there are."""
 
     def __init__(self, where: str, connection: Callable[[], AbstractConnection], *, max_connections: int) -> None:

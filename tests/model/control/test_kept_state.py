@@ -5,13 +5,13 @@ import math
 import msgspec
 import pytest
 
+from limiter.model.control.caps import Reason
 from limiter.model.control.cycle import State
+from limiter.model.control.kept_state import VERSION, KeptState, pack, unpack
 from limiter.model.control.learning import Learning
 from limiter.model.control.mechanism import Pace
-from limiter.model.control.memory import VERSION, Memory, pack, unpack
 from limiter.model.control.sampling import Counters
 from limiter.model.control.smoothing import Load, Moments
-from limiter.model.control.steering import Reason
 
 STATE = State(
     Counters(1e15, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0),
@@ -26,8 +26,8 @@ REASON = Reason(1e15, 100.0, 90.0, 5.0, 0.1, "raise", 18.0, 18.5)
 
 
 def test_what_is_kept_comes_back_as_it_was() -> None:
-    assert unpack(pack(STATE, [REASON, REASON])) == Memory(VERSION, STATE, [REASON, REASON])
-    assert unpack(pack(State(), [])) == Memory(VERSION, State(), [])
+    assert unpack(pack(STATE, [REASON, REASON])) == KeptState(VERSION, STATE, [REASON, REASON])
+    assert unpack(pack(State(), [])) == KeptState(VERSION, State(), [])
 
 
 @pytest.mark.parametrize(

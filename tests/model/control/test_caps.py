@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.model.bucket.bucket import fresh
+from limiter.model.control.caps import STEP_MAX, CapParams, Reason, Rule, bounded, cap_params, start, step
 from limiter.model.control.smoothing import Load
-from limiter.model.control.steering import STEP_MAX, CapParams, Reason, Rule, bounded, cap_params, start, step
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy
 

@@ -17,7 +17,7 @@ from limiter.model.tally import Unanswered
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreShunned, StoreUnavailable
 
 
-class Standing:
+class StoreHealth:
     """The breaker of a node, with a clock and draws."""
 
     def __init__(self, on_recovery: Callable[[], None] = lambda: None) -> None:

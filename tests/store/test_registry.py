@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from limiter.store import nodes
+from limiter.store import registry as registries
 from limiter.store.clock import StoreClock
 from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import NODES
 from limiter.store.link.connect import Link, open_link
-from limiter.store.nodes import GONE_US, NodeRegistry
+from limiter.store.registry import GONE_US, NodeRegistry
 from tests.support.nodes import until
 from tests.support.servers import Cluster, Server, running
 
@@ -91,7 +91,7 @@ async def test_the_stores_clock_becomes_known(link: Link, server: Server) -> Non
 async def test_running_beats_again_and_again_and_leaves_at_the_end(
     link: Link, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "BEAT_S", 0.01)
+    monkeypatch.setattr(registries, "BEAT_S", 0.01)
     one, other = registry(link), registry(link)
     task = asyncio.create_task(one.run())
     await until(lambda: server.command("ZCARD", NODES) == 1)

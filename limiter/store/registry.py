@@ -1,6 +1,6 @@
-"""Who is there: nodes, so that each can hold its share of a limit when the store is away (B3); controllers likewise.
+"""The registry of live processes: nodes, which share limits among them while the store is away (B3), and controllers.
 
-Each writes every so often, by the store's clock, that it lives. Who has not done so for a few of these times is gone.
+Each process writes its name every BEAT_S by the store's clock. One that has missed a few beats counts as gone.
 """
 
 from __future__ import annotations
