@@ -12,7 +12,7 @@ from tests.support.documents import ROOT, name_of
 
 DEFINING = (ROOT / "docs/requirements.md", ROOT / "docs/faults.md")
 FOLDERS = ("api", "docs", "limiter", "loadtest", "lua", "tests")
-FOR_DEVELOPERS = {"docs/architecture.md", "docs/faults.md", "docs/requirements.md"}
+FOR_DEVELOPERS = {"CONTRIBUTING.md", "docs/architecture.md", "docs/faults.md", "docs/requirements.md"}
 READ_BY_USERS = sorted(
     page
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.yaml"), *ROOT.glob("helm/**/*.*")]
