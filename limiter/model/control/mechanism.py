@@ -90,9 +90,9 @@ def explain(pace: Pace, moments: Moments, *, counts_requests: bool) -> str:
     """Why a bucket counts as it does, in words."""
     rate = f"{pace.rate or 0.0:.3g} requests/s"
     if counts_requests:
-        return f"{rate}, each within {moments.variation:.2g} of the mean work: counting requests will do"
+        return f"{rate}, each within {moments.variation:.2g} of the mean work: counting requests is enough"
     if pace.rate is None or pace.rate < RATE_HIGH:
-        return f"{rate}, fewer than {RATE_HIGH:.3g}: counting work is worth while"
+        return f"{rate}, fewer than {RATE_HIGH:.3g}: work is counted"
     if moments.requests < MANY_REQUESTS:
         return f"{rate}, but few of them have reported their work"
     if moments.variation > VARIATION_EVEN:
@@ -100,8 +100,8 @@ def explain(pace: Pace, moments: Moments, *, counts_requests: bool) -> str:
     if pace.variation > VARIATION_EVEN:
         return f"requests come in bursts: their rate varies by {pace.variation:.2g}, more than {VARIATION_EVEN:.2g}"
     if pace.is_suited:
-        return f"{rate} and alike, but more work was done than what they could be counted for: until the next look"
-    return f"{rate} and alike for {pace.suits_requests_s:.1f} s; requests are counted after {PATIENCE_S:.1f} s"
+        return f"{rate} and even, but the allowance for counting requests is used up until the next cycle"
+    return f"{rate} and even for {pace.suits_requests_s:.1f} s; requests are counted after {PATIENCE_S:.1f} s"
 
 
 def _stays_suited(pace: Pace, moments: Moments) -> bool:
