@@ -8,8 +8,9 @@ ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params
 ARGV[4]   operations    flags, buckets, requests; a row per bucket; where a bucket has overload control the request's
-                        class and a draw in [0, 1); an idempotency key's number, fingerprint and memo. An operation
-                        that is TOLD asks nothing: a node has refused so many requests by itself
+                        class and a draw in [0, 1); an idempotency key's number, fingerprint and memo; the weight of a
+                        request in each bucket that counts requests, if it is WEIGHED. An operation that is TOLD asks
+                        nothing: a node has refused so many requests by itself
 RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict and
           unit, balance, charge (of a key that is blocked: for how long, us), rate, capacity; of an operation with a
           draw (status + SHEDS) also overloaded, quality, and the class's share refused and rate;
@@ -22,7 +23,7 @@ local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED, O
 local SHEDS = 16  -- added to the status of an operation that was subject to overload control
 local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED = 0, 1, 2, 3, 8
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
-local TOLD, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
+local TOLD, DRY_RUN, DRAWN, IDEMPOTENT, WEIGHED = 1, 2, 4, 8, 16
 local LEARNED, TOO_LARGE, COVERED, REFUSING = 1, 2, 4, 8  -- how a bucket is asked, or had its part in what is told
 
 local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
@@ -265,6 +266,13 @@ end
 
 -- The operation at hand, a slot per bucket: reused, because a table per operation costs more than the decision.
 local index, how, minimum, charge, verdict = {}, {}, {}, {}, {}
+local weight  -- of a request, per bucket; nil where all weigh 1
+
+-- W16: as how many requests these count, in a bucket of the operation at hand: only a cap of requests weighs them.
+local function counted(i, requests)
+  if weight and records[index[i]][FLAGS] % HAS_HISTOGRAM == COUNTS_REQUESTS then return requests * weight[i] end
+  return requests
+end
 
 -- Minimums are for the whole capacity: a bucket that holds a part of it, or counts in another unit, asks for as much of
 -- its own. One token stays one token, lest a part admit on a splinter of it, or never.
@@ -307,7 +315,7 @@ local function judge(count, requests)
     local balance = record[BALANCE]
     if part[at] ~= 1 then need = part_of(need, part[at], record[CAPACITY]) end
     if unit[at] ~= 0 then
-      want = requests
+      want = counted(i, requests)
       if asked >= COVERED then asked = asked - COVERED end
     elseif asked ~= 0 and asked % 2 == LEARNED and record[CHARGE] > 0 then
       want = record[CHARGE]
@@ -336,18 +344,18 @@ end
 local function commit(count, requests, granted)
   for i = 1, count do
     local at = index[i]
-    local record = records[at]
+    local record, number = records[at], counted(i, requests)
     touched[at] = true
-    record[REQUESTS] = record[REQUESTS] + requests
+    record[REQUESTS] = record[REQUESTS] + number
     if verdict[i] >= BLOCKED then
-      if verdict[i] ~= TURNED_AWAY then record[REFUSED] = record[REFUSED] + requests end
+      if verdict[i] ~= TURNED_AWAY then record[REFUSED] = record[REFUSED] + number end
       if verdict[i] == BLOCKED and terms[at].block_for then count_refusal(record, terms[at], requests, now_us) end
     elseif granted then
-      local wanted = unit[at] ~= 0 and requests or charge[i]
+      local wanted = unit[at] ~= 0 and number or charge[i]
       local taken = collectable(record, wanted)
       record[BALANCE] = record[BALANCE] - taken
       if taken < wanted then record[UNCOLLECTED] = record[UNCOLLECTED] + (wanted - taken) end
-      record[ADMITTED] = record[ADMITTED] + requests
+      record[ADMITTED] = record[ADMITTED] + number
       record[WORK_CHARGED] = record[WORK_CHARGED] + (unit[at] ~= 0 and charge[i] or taken)
       verdict[i], charge[i] = DEBITED, taken
     end
@@ -488,9 +496,15 @@ while at <= size do
     status = status or unusable[index[i]]
   end
   if flags >= DRAWN and has(flags, DRAWN) then class, draw, at = unpack_struct('<Bd', operations, at) end
-  if flags >= IDEMPOTENT then
+  if has(flags, IDEMPOTENT) then
     key, fingerprint, memo, at = unpack_struct('<Hc16Ic0', operations, at)
     key = KEYS[BEFORE + bucket_count + key]
+  end
+  weight = nil
+  if flags >= WEIGHED then
+    weight = {}
+    for i = 1, count do weight[i], at = unpack_struct('<d', operations, at) end
+    flags = flags - WEIGHED
   end
   answered = answered + 1
   if status then

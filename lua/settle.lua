@@ -105,10 +105,11 @@ local function settle_plain()
       if final == 0 then
         corrects = corrects and bits == 0 and target > owed
       else
-        record[SETTLES] = record[SETTLES] + 1 * requests
-        if requests >= 1 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / requests end
+        local settles = flags == COUNTS_REQUESTS and requests * weight or requests
+        record[SETTLES] = record[SETTLES] + settles
+        if requests >= 1 and settles > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / settles end
         if latency_ms > expects_ms then record[MISSED] = record[MISSED] + 1 end
-        if bits == 1 then target = requests end
+        if bits == 1 then target = settles end
         if corrects then
           local threshold, delta = record[THRESHOLD], target - owed
           if threshold < 0 then threshold = -threshold * charge end
@@ -352,11 +353,17 @@ local function count_class(shedding, i)
   if slack < least then slacks[index[i]] = slack end
 end
 
+-- W16: as how many requests this one counts: only a cap of requests weighs them.
+local function counted(record, i)
+  return record[FLAGS] % HAS_HISTOGRAM == COUNTS_REQUESTS and requests * weight[i] or requests
+end
+
 -- Whatever is final is counted once.
 local function count(record, target, i)
-  record[SETTLES] = record[SETTLES] + requests
+  local settles = counted(record, i)
+  record[SETTLES] = record[SETTLES] + settles
   -- Less than one request would make the square as large as it likes.
-  if requests >= 1 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / requests end
+  if requests >= 1 and settles > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / settles end
   if latency_ms > expects[i] then record[MISSED] = record[MISSED] + 1 end
   if record[HISTOGRAM] ~= '' and latency_ms >= 0 then count_latency(record) end
   if record[SHEDDING] and latency_ms >= 0 then count_class(record[SHEDDING], i) end
@@ -373,7 +380,7 @@ local function settle_bucket(record, i)
   end
   count(record, target, i)
   if not worth_each then return end
-  if in_requests[i] == 1 then target = requests end
+  if in_requests[i] == 1 then target = counted(record, i) end
   if within_threshold(record, target - accounted[i], charge[i]) then return end
   -- A refund never reaches past a quota's window: what it would give back belongs to a period that is over.
   local same_window = not has(record[FLAGS], QUOTA) or acquired_us >= record[WINDOW_START]

@@ -229,6 +229,8 @@ class Decider:
             return True
         if shape.sheds:
             operation.draw(random.random())  # noqa: S311
+        if shape.weighs:
+            operation.weigh()
         if shape.denied_in_shadow and not request.dry_run:
             self.decisions.denied_in_shadow += 1
         if not shape:

@@ -21,7 +21,7 @@ from limiter.model.bucket.refusals import Remembered
 from limiter.model.overload.shedding import CLASS_NUMBERS
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
-from limiter.store.flush import DRAWN, DRY_RUN, IDEMPOTENT, Asking
+from limiter.store.flush import DRAWN, DRY_RUN, IDEMPOTENT, WEIGHED, Asking
 from limiter.store.keys import Slot
 
 if TYPE_CHECKING:
@@ -114,6 +114,12 @@ class Operation(Asking):
         """Give the request its chance with overload control (Q4)."""
         self.lot = Lot(CLASS_NUMBERS[self.criticality], draw)
         self.flags |= DRAWN
+
+    def weigh(self) -> None:
+        """Let it count as several requests, or less than one, where a cap of requests says so (W16)."""
+        descriptor = self.request.descriptor
+        self.weights = [limit.weight(descriptor) if limit.weighs_requests else 1.0 for limit in self.limits]
+        self.flags |= WEIGHED
 
     def ask_once(self) -> None:
         """Under an idempotency key: with what rebuilds the answer. A dry run decides nothing that could be repeated."""

@@ -48,6 +48,8 @@ class Shape(tuple[Limit, ...]):
     """Whether the store is asked, and that is all: nothing is denied, shed, or covered by nothing."""
     sheds: bool
     """Whether any of them has overload control."""
+    weighs: bool
+    """Whether any of them has a cap of requests that weighs them."""
     asks_alike: bool
     """Whether what is asked of the buckets depends on nothing but the class and the estimate."""
     grants_alike: bool
@@ -67,11 +69,14 @@ class Shape(tuple[Limit, ...]):
         classes = Classes(tables, lowest(defaults) if defaults else default)
         made.classes = None if classes == Classes() else classes
         made._prepare()
-        made.is_plain = bool(made) and not (made.denied_by or made.denied_in_shadow or made.sheds or len(made) > 255)
+        made.is_plain = bool(made) and not (
+            made.denied_by or made.denied_in_shadow or made.sheds or made.weighs or len(made) > 255
+        )
         return made
 
     def _prepare(self) -> None:
         self.sheds = any(limit.sheds for limit in self)
+        self.weighs = any(limit.weighs_requests for limit in self)
         self.asks_alike = not any(limit.weights or limit.counts or limit.rated_by or limit.period for limit in self)
         self.grants_alike = not any(
             limit.weights or limit.counts or limit.shadow or limit.sheds or limit.expectations or limit.period
@@ -140,7 +145,8 @@ def want(
     limit = at_rate(limit, descriptor)
     how, minimum, charge = _ask(limit, descriptor, work, criticality)
     bucket = bucket_name(limit.bucket, [descriptor.get(name) for name in limit.per])
-    return Want(bucket, limit.params(now_us), minimum, charge, how)
+    weight = limit.weight(descriptor) if limit.weighs_requests else 1.0
+    return Want(bucket, limit.params(now_us), minimum, charge, how, weight)
 
 
 def _ask(limit: Limit, descriptor: Mapping[str, str], work: float | None, criticality: Criticality) -> Ask:

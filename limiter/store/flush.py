@@ -25,7 +25,7 @@ OPERATIONS_MAX = 128
 BUCKETS_MAX = 1024
 """Buckets in one call, for operations that touch many."""
 
-TOLD, DRY_RUN, DRAWN, IDEMPOTENT = 1, 2, 4, 8
+TOLD, DRY_RUN, DRAWN, IDEMPOTENT, WEIGHED = 1, 2, 4, 8, 16
 """Flags of an acquire, as lua/acquire.lua knows them."""
 
 _ACQUIRE = Struct("<BBdHBdd")
@@ -74,7 +74,7 @@ class Waiting:
 class Asking(Waiting):
     """An acquire: which buckets it asks, the rows of parameters they go by, and what it asks of each."""
 
-    __slots__ = ("asks", "buckets", "flags", "idempotency", "lot", "requests", "rows")
+    __slots__ = ("asks", "buckets", "flags", "idempotency", "lot", "requests", "rows", "weights")
 
     buckets: Sequence[str]
     rows: Sequence[bytes]
@@ -83,12 +83,15 @@ class Asking(Waiting):
     requests: float
     lot: Lot | None
     idempotency: Idempotency | None
+    weights: Sequence[float]
+    """As how many requests it counts in each bucket that counts requests; only where it is WEIGHED."""
 
     def ask_for(self, wants: Sequence[Want]) -> None:
         """Take over what is wanted of each bucket, given as values."""
         self.buckets = [want.bucket for want in wants]
         self.rows = [pack_params(want.params) for want in wants]
         self.asks = [(want.how, want.minimum, want.charge) for want in wants]
+        self.weights = [want.weight for want in wants]
 
     def take_over(self, operation: Acquire) -> None:
         """Take over what an acquire of the model says."""
@@ -99,6 +102,7 @@ class Asking(Waiting):
             | (DRY_RUN if operation.dry_run else 0)
             | (DRAWN if operation.lot is not None else 0)
             | (IDEMPOTENT if operation.idempotency is not None else 0)
+            | (WEIGHED if any(weight != 1.0 for weight in self.weights) else 0)
         )
 
 
@@ -233,13 +237,15 @@ def take_acquires(queue: deque[Asking]) -> Batch[Asking]:
 
 
 def _append_more(parts: list[bytes], asking: Asking, named: dict[str, int]) -> None:
-    """The chance of a request under overload control, and the idempotency key."""
+    """The chance of a request under overload control, the idempotency key, and weights."""
     if asking.lot is not None:
         parts.append(_LOT.pack(asking.lot.class_number, asking.lot.draw))
     once = asking.idempotency
     if once is not None:
         number = named.setdefault(once.key, len(named) + 1)
         parts += (_IDEMPOTENCY.pack(number, once.fingerprint, len(once.memo)), once.memo)
+    if asking.flags >= WEIGHED:
+        parts.append(Struct(f"<{len(asking.buckets)}d").pack(*asking.weights))
 
 
 def take_settles(queue: deque[Settling]) -> Batch[Settling]:

@@ -86,6 +86,33 @@ async def test_w16_the_eleventh_request_is_refused_by_rate(decider: Decider) -> 
     assert "requests" in refusal.detail
 
 
+CAPPED = {
+    "name": "capped", "per": ["customer"], "rate": 2, "mechanism": "requests", "burst": 10, "max_debt": 0,
+    "steering": {"initial": "C"}, "weights": {"operation": {"write": 3, "ping": 0}},
+}  # fmt: skip
+
+
+async def test_w16_weights_apply_to_the_tokens_of_a_steered_cap(decider: Decider) -> None:
+    enforce(decider, CAPPED)
+    balances = []
+    for operation in ("read", "write", "ping", "write", "write"):
+        grant = granted(await decider.acquire(ask(work=5, descriptor={"operation": operation})))
+        balances.append(round(grant.limits[0].balance))
+        settled = await decider.settle(SettleRequest(grant.reservation, 5.0))
+        assert settled.adjusted == 0
+    assert balances == [9, 6, 6, 3, 0]
+    write = refused(await decider.acquire(ask(work=5, descriptor={"operation": "write"})))
+    assert write.reason == "request_rate"
+    assert 1000 < write.retry_after_ms <= 1500, "three tokens, of which two come each second"
+
+
+async def test_w16_a_refused_write_keeps_no_read_out(decider: Decider) -> None:
+    enforce(decider, CAPPED | {"rate": SLOW, "burst": 4, "steering": {"initial": 1e-6, "floor": 1e-6}})
+    granted(await decider.acquire(ask(work=5, descriptor={"operation": "write"})))
+    refused(await decider.acquire(ask(work=5, descriptor={"operation": "write"})))
+    granted(await decider.acquire(ask(work=5, descriptor={"operation": "read"})))
+
+
 async def test_w16_a_request_weighs_what_its_weights_say(decider: Decider) -> None:
     enforce(decider, TEN | {"weights": {"operation": {"write": 3}}})
     grant = granted(await decider.acquire(ask(descriptor={"operation": "write"}, work=50)))

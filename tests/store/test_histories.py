@@ -118,6 +118,7 @@ blocks = st.builds(
     in_us=st.sampled_from([1e6, 60e6, 86_400e6]),
     for_us=st.sampled_from([1e6, 600e6, 30 * 86_400e6]),
 )
+weights = st.sampled_from([1.0, 1.0, 1.0, 3.0, 0.5, 0.0])
 asked = st.sampled_from([0, 0, 0, LEARNED, TOO_LARGE, COVERED, LEARNED | COVERED])
 
 
@@ -244,7 +245,8 @@ class History(RuleBasedStateMachine):
     def _operation(self, data: st.DataObject, terms: dict[str, Params]) -> Acquire:
         names = data.draw(st.lists(st.sampled_from(list(BUCKETS)), min_size=1, max_size=3, unique=True))
         wants = tuple(
-            Want(name, terms[name], data.draw(minimums), data.draw(amounts), data.draw(asked)) for name in names
+            Want(name, terms[name], data.draw(minimums), data.draw(amounts), data.draw(asked), data.draw(weights))
+            for name in names
         )
         if data.draw(st.sampled_from([False] * 7 + [True])):
             refusing = st.sampled_from([0, REFUSING])

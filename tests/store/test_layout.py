@@ -209,7 +209,7 @@ def test_statuses_have_the_same_numbers() -> None:
     assert {name: ACQUIRE[name] for name in ("PASSED", "DEBITED", "BLOCKED", "TURNED_AWAY", "DENIED")} == {
         v.name: v for v in Verdict
     }
-    flags = {name: ACQUIRE[name] for name in ("TOLD", "DRY_RUN", "DRAWN", "IDEMPOTENT")}
+    flags = {name: ACQUIRE[name] for name in ("TOLD", "DRY_RUN", "DRAWN", "IDEMPOTENT", "WEIGHED")}
     assert flags == {name: getattr(flush, name) for name in flags}
     asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED")}
     assert asked == {name: getattr(operations, name) for name in asked}

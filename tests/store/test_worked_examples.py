@@ -6,11 +6,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from limiter.model.bucket.admission import class_minimum
-from limiter.model.bucket.bucket import Flags
+from limiter.model.bucket.bucket import Flags, Params
 from limiter.model.bucket.operations import LEARNED, Acquire, AcquireStatus, SettleStatus, Verdict, Want
 from limiter.model.policy.fields.quantity import units
 from limiter.model.policy.period import Period, window_us
 from tests.support.operations import (
+    BUCKET,
     DAY_US,
     HOUR_US,
     MINUTE_US,
@@ -443,3 +444,48 @@ def test_r10_a_settle_in_another_unit_than_its_charge_moves_nothing(ledger: Deci
     before = acquire(ledger, ask(as_requests)).buckets[0].balance
     settled = settle(ledger, done(reservation, 100)).buckets[0]
     assert (settled.balance, settled.adjusted) == (before, 0.0)
+
+
+# W16: weights in a bucket that counts requests
+
+
+def weighed(terms: Params, weight: float, *, charge: float = 2.0) -> Acquire:
+    return Acquire((Want(BUCKET, terms, 1.0, charge, 0, weight),))
+
+
+def test_w16_a_request_takes_as_many_tokens_as_it_weighs(ledger: Decides) -> None:
+    """One write is worth three reads."""
+    terms = request_terms(cap=1e-9, burst=10)
+    read, write = weighed(terms, 1), weighed(terms, 3)
+    assert acquire(ledger, write).buckets[0].charge == 3
+    assert acquire(ledger, read).buckets[0].charge == 1
+    assert look(ledger, terms) == pytest.approx(6)
+    assert admitted(ledger, write) == 2
+    assert not acquire(ledger, write).granted, "no tokens left"
+
+
+def test_w16_what_it_weighs_is_what_it_counts(ledger: Decides) -> None:
+    """So that the controller's work per request is work per token: 5 and 5 units, whatever they weigh."""
+    terms = request_terms(cap=1e-9, burst=10)
+    for number, weight in enumerate((1.0, 3.0)):
+        reservation = reserve(ledger, weighed(terms, weight), name=f"r{number}")
+        settled = settle(ledger, done(reservation, 5.0))
+        assert settled.buckets[0].adjusted == 0, "the token was the price"
+    acquire(ledger, weighed(terms, 30.0))
+    record = record_of(ledger)
+    assert (record.requests, record.admitted, record.refused, record.settles) == (34, 4, 30, 4)
+    assert (record.work_settled / record.settles, record.work_squared / record.settles) == (5, 25)
+
+
+def test_w16_a_request_that_weighs_nothing_takes_no_token(ledger: Decides) -> None:
+    terms = request_terms(cap=1e-9, burst=10)
+    reservation = reserve(ledger, weighed(terms, 0.0))
+    settle(ledger, done(reservation, 5.0))
+    assert (look(ledger, terms), record_of(ledger).settles, record_of(ledger).work_settled) == (10, 0, 0)
+
+
+def test_w16_weights_of_requests_mean_nothing_to_work_and_quotas(ledger: Decides) -> None:
+    quota = replace(quota_terms(10, (START_US - S_US, START_US + S_US)), flags=Flags.QUOTA | Flags.COUNTS_REQUESTS)
+    for bucket, terms, left in (("reads:b", work_terms(capacity=50), 48), ("hits:a", quota, 9)):
+        answer = acquire(ledger, Acquire((Want(bucket, terms, 1.0, 2.0, 0, 3.0),)))
+        assert (answer.buckets[0].balance, record_of(ledger, bucket).requests) == (left, 1)

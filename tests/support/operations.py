@@ -88,7 +88,7 @@ def charge_of(want: Want, found: BucketAnswer) -> Charge:
     """What a reservation says of one bucket that was debited."""
     # Where the charge was learned, or the bucket counts requests, it is not the want's.
     lost = 0.0 if found.in_requests or want.how & LEARNED else want.charge - found.charge
-    return Charge(want.bucket, found.charge, 1.0, want.params, found.in_requests, uncollected=lost)
+    return Charge(want.bucket, found.charge, want.weight, want.params, found.in_requests, uncollected=lost)
 
 
 def reserved(operation: Acquire, answer: AcquireAnswer, *, name: str = "r1", ttl_us: int = MINUTE_US) -> Settle:

@@ -175,7 +175,7 @@ def _need(want: Want, answer: BucketAnswer, requests: float) -> float:
         debt_max = params.debt_max * answer.rate / params.committed
     else:
         debt_max = params.debt_max * part
-    taken = requests if answer.in_requests else answer.charge
+    taken = requests * (1.0 if params.is_quota else want.weight) if answer.in_requests else answer.charge
     covered = params.is_quota
     if want.how & COVERED and not (covered or answer.in_requests):
         covered, taken = True, min(taken, capacity) if want.how & LEARNED else taken

@@ -14,6 +14,8 @@ from limiter.model.bucket import block
 from limiter.model.bucket.admission import needed, part_of_minimum
 from limiter.model.bucket.bucket import (
     HISTOGRAM_STEPS,
+    KIND,
+    Flags,
     Params,
     Record,
     advance,
@@ -232,6 +234,7 @@ class Ledger:
                     charges[i],
                     granted=granted,
                     requests=operation.requests,
+                    counted=counted(record, operation.requests, want.weight),
                     now_us=now_us,
                 )
                 self._touch(want.bucket, record)
@@ -293,7 +296,7 @@ def judge(
     """Ask each bucket (W3, W13, W17)."""
     verdicts = []
     for want, record, need, charge in zip(operation.wants, records, minimums, charges, strict=True):
-        amount = operation.requests if record.counts_requests else charge
+        amount = counted(record, operation.requests, want.weight) if record.counts_requests else charge
         covered = want.params.is_quota
         if want.how & COVERED and not (covered or record.counts_requests):
             # What was learned may be more than the bucket holds: a full one has to do.
@@ -349,23 +352,29 @@ def commit(
     *,
     granted: bool,
     requests: float,
+    counted: float,
     now_us: int,
 ) -> tuple[Verdict, float]:
     """Count the request, and debit it if every bucket agreed. A shadow takes part as long as it would admit (P11)."""
-    record.requests += requests
+    record.requests += counted
     if verdict in (Verdict.BLOCKED, Verdict.DENIED):
-        record.refused += requests
+        record.refused += counted
     if verdict is Verdict.BLOCKED and record.block is not None and params.block is not None:
         block.count_refusal(record.block, params.block, requests, now_us)
     if verdict >= Verdict.BLOCKED or not granted:
         return verdict, charge
-    wanted = requests if record.counts_requests else charge
+    wanted = counted if record.counts_requests else charge
     taken = collectable(record, wanted)
     record.balance -= taken
     record.uncollected += wanted - taken
-    record.admitted += requests
+    record.admitted += counted
     record.work_charged += charge if record.counts_requests else taken
     return Verdict.DEBITED, taken
+
+
+def counted(record: Record, requests: float, weight: float) -> float:
+    """As how many requests some count, each of which weighs so much: only a cap of requests weighs them (W16)."""
+    return requests * weight if record.flags & KIND == Flags.COUNTS_REQUESTS else requests
 
 
 def standing(mark: Tombstone, operation: Settle) -> SettleStatus:
@@ -396,7 +405,7 @@ def settle_bucket(record: Record, mark: Tombstone, i: int, operation: Settle) ->
     if worth_each is None:
         return
     if charge.in_requests:
-        target = operation.requests
+        target = counted(record, operation.requests, charge.weight)
     if within_threshold(record, target - mark.accounted[i], charge.charge):
         return
     same_window = not record.is_quota or operation.acquired_us >= record.committed
@@ -420,9 +429,10 @@ def worth(record: Record, charge: Charge) -> float | None:
 def _count(record: Record, operation: Settle, charge: Charge, work: float) -> None:
     latency_ms, number = operation.latency_ms, operation.class_number
     expected_ms = operation.expected_ms if math.isnan(charge.expected_ms) else charge.expected_ms
-    record.settles += operation.requests
-    if operation.requests >= 1:  # less would make the square as large as it likes
-        record.work_squared += work * work / operation.requests
+    settles = counted(record, operation.requests, charge.weight)
+    record.settles += settles
+    if operation.requests >= 1 and settles > 0:  # less would make the square as large as it likes
+        record.work_squared += work * work / settles
     if latency_ms > expected_ms:
         record.missed += 1
     if record.histogram and latency_ms >= 0:

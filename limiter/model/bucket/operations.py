@@ -86,6 +86,8 @@ class Want(_Value, frozen=True, gc=False):
     """For the whole capacity of the limit (`Params.whole_capacity`), whatever part of it the bucket holds."""
     charge: float
     how: int = 0
+    weight: float = 1.0
+    """As how many requests it counts, in a bucket that counts requests and is no quota (W16)."""
 
 
 class Idempotency(_Value, frozen=True, gc=False):

@@ -40,7 +40,8 @@ class Limit:
     __slots__ = (
         "bucket", "charge", "counts", "expectations", "faces", "how_estimated", "how_unsaid", "is_known", "is_plain",
         "key", "learned", "listens", "mechanism", "minimums", "name", "on_store_failure", "per", "period", "rated",
-        "rated_by", "rated_codes", "request_max", "retries", "shadow", "sheds", "terms", "weights", "zone",
+        "rated_by", "rated_codes", "request_max", "retries", "shadow", "sheds", "terms", "weighs_requests", "weights",
+        "zone",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, *, partitions: int = 1) -> None:
@@ -70,6 +71,8 @@ class Limit:
         self.request_max = policy.request_max
         """The largest estimate that is admitted (W13)."""
         self.weights = {name: dict(table) for name, table in policy.weights.items()}
+        self.weighs_requests = bool(self.weights) and not self.counts and self.mechanism in ("requests", "auto")
+        """Whether a request counts by its weight while the bucket counts requests (W16)."""
         self.sheds = policy.overload is not None
         """Whether the policy has overload control."""
         self.listens = policy.overload is not None and policy.overload.utilisation is not None

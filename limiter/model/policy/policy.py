@@ -102,11 +102,8 @@ class Policy(BaseModel):
 
     @property
     def smallest_work(self) -> float:
-        """The least that one request weighs: the smallest work times the smallest weights but 0."""
-        least = 1.0 if self.min_work is None else self.min_work
-        for table in self.weights.values():
-            least *= min((weight for weight in table.values() if 0 < weight < 1), default=1.0)
-        return least
+        """The least work behind one token of a cap. Weights do not matter: they weigh the tokens as well (W16)."""
+        return 1.0 if self.min_work is None else self.min_work
 
     def at(self, rate: float | str) -> Policy:
         """The same policy with one rate for all."""

@@ -192,11 +192,12 @@ def test_the_defaults_of_the_floor_and_of_the_first_cap_agree(
     assert Limit(policy).terms.cap == pytest.approx(first)
 
 
-def test_w12_the_smallest_work_goes_by_the_smallest_weights() -> None:
+def test_w16_the_smallest_work_behind_a_token_does_not_go_by_weights() -> None:
+    """A request of half the weight takes half a token."""
     weights = {"operation": {"read": 1, "write": 3}, "consistency": {"eventual": 0.5, "none": 0}}
     policy = {"name": "p", "rate": 1, "weights": weights, "mechanism": "auto"}
-    assert read_policy(policy).smallest_work == 0.5
-    assert read_policy(policy | {"min_work": 4}).smallest_work == 2.0
+    assert read_policy(policy).smallest_work == 1.0
+    assert read_policy(policy | {"min_work": 4}).smallest_work == 4.0
 
 
 SPREAD = "140 ÷ 12.4 units/request, over some cycles"
