@@ -5,7 +5,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 ASKED := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 VERSION := $(shell $(ASKED) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help run test long fresh lint bench loadtest proof campaign lock clean
+.PHONY: help run test quick long fresh lint fmt bench loadtest proof campaign lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,8 +13,17 @@ help: ## what can be made
 run: .venv/run.stamp ## start Headgate here, store and example policies included
 	$(BIN)/headgate up --policies $(or $(HEADGATE_POLICIES),docs/policies.example.yaml)
 
-test: .venv/test.stamp lint ## lint, type-check and run the test suite; PYTHON=, PYTEST_ARGS=
-	$(BIN)/pytest -n 2 -m "not long" $(PYTEST_ARGS)
+test: .venv/test.stamp lint ## lint, type-check and run the test suite, with the lines it did not reach; PYTHON=, PYTEST_ARGS=
+	$(BIN)/python -m slipcover --skip-covered --missing-width 40 --source limiter,api -m pytest -n 2 -m "not long" $(PYTEST_ARGS)
+
+quick: .venv/test.stamp ## ruff and the tests that need no server, in less than a minute; PYTEST_ARGS=
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -n 2 -q -m "not slow and not long" tests/model tests/test_tidy.py tests/test_rooms.py tests/test_citations.py $(PYTEST_ARGS)
+
+fmt: .venv/test.stamp ## format the code, and mend what ruff can mend
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
 
 long: .venv/test.stamp ## run the long part of the test suite: fleets under fire, minutes of hostile traffic; PYTEST_ARGS=
 	$(BIN)/pytest -m long $(PYTEST_ARGS)

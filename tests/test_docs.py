@@ -182,6 +182,7 @@ def _like(line: str) -> str:
     return rf"{figures}\n(?:[a-z-]+: .*\n)*?"
 
 
+@pytest.mark.slow
 def test_the_commands_on_policies_do_what_they_say(made_to_run: Running) -> None:
     printed = made_to_run.follow(blocks("docs/policies.md", "sh"))
     assert "docs/policies.example.yaml: 6 policies, all valid" in printed
@@ -202,6 +203,7 @@ def _taken(printed: str) -> dict[str, object]:
     return answer if "signals" in answer else {}
 
 
+@pytest.mark.slow
 def test_the_store_is_set_up_and_the_runbook_followed(workplace: Path) -> None:
     """docs/operations.md from top to bottom, on a server with its settings."""
     (settings,) = blocks("docs/operations.md", "conf")
@@ -236,6 +238,7 @@ def test_the_store_urls_can_be_read() -> None:
     assert kinds == ["server", "server", "sentinel", "sentinel", "cluster", "server", "sentinel", "cluster"]
 
 
+@pytest.mark.slow
 @pytest.mark.needs("openssl")
 def test_keys_and_tls_keep_out_whom_they_should(workplace: Path) -> None:
     """docs/security.md from top to bottom."""

@@ -60,6 +60,7 @@ def losses(node: LiveApi) -> list[str]:
     return [warning for warning in warnings(node) if "lost its policies" in warning]
 
 
+@pytest.mark.slow
 def test_f_s10_a_loss_is_told_by_every_node_until_it_is_acknowledged(
     valkey: Server, file: Path, nodes: list[LiveApi], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +140,7 @@ def test_f_s10_an_older_copy_is_a_loss_too(valkey: Server, nodes: list[LiveApi])
         assert client.get("/v1/store/loss").json()["loss"]["policies"] == [{"namespace": "default", "name": "newer"}]
 
 
+@pytest.mark.slow
 def test_f_s10_the_command_line_shows_and_acknowledges_it(valkey: Server, nodes: list[LiveApi]) -> None:
     assert headgate("store", "loss", redis_url=valkey.url).returncode == 0
     valkey.client().flushall()

@@ -8,8 +8,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.chart.dockerfile import healthcheck, instructions, of_the_image
-from tests.chart.rendering import ROOT
+from tests.support.dockerfile import healthcheck, instructions, of_the_image
+from tests.support.rendering import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from limiter.cli.main import app
-from tests.chart.dockerfile import healthcheck
-from tests.chart.rendering import CHART, Manifest, environment_of, find, needs_helm, render
 from tests.support import eventually
+from tests.support.dockerfile import healthcheck
+from tests.support.rendering import CHART, Manifest, environment_of, find, needs_helm, render
 from tests.support.servers import HOST, Server, free_port
 
 pytestmark = needs_helm

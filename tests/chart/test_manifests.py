@@ -15,7 +15,7 @@ import yaml
 
 from api.server import GRACE_S
 from limiter.store.link.urls import parse
-from tests.chart.rendering import (
+from tests.support.rendering import (
     CHART,
     GOOD,
     NAMESPACE,

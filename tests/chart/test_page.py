@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from limiter.store.link.urls import parse
-from tests.chart.rendering import HELM, MINIMAL, ROOT, needs_helm, render
+from tests.support.rendering import HELM, MINIMAL, ROOT, needs_helm, render
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chart.rendering import CHART, MINIMAL, RELEASE, needs_helm, run_helm
+from tests.support.rendering import CHART, MINIMAL, RELEASE, needs_helm, run_helm
 
 BAD = sorted((Path(__file__).parent / "bad").glob("*.yaml"))
 

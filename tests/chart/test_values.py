@@ -12,7 +12,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from limiter.settings import Settings
-from tests.chart.rendering import CHART, GOOD, ROOT, containers, environment_of, needs_helm, pods, render, stem
+from tests.support.rendering import CHART, GOOD, ROOT, containers, environment_of, needs_helm, pods, render, stem
 
 TEXT = (CHART / "values.yaml").read_text()
 VALUES: dict[str, Any] = yaml.safe_load(TEXT)

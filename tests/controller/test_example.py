@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from limiter.engine.policy_file import load_policy_file
-from tests.controller.conftest import Look
 from tests.support.nodes import until
 from tests.support.servers import Server
+from tests.support.steered import Look
 from tests.support.traffic import steering, traffic
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "policies.controller.example.yaml"

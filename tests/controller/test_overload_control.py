@@ -18,11 +18,11 @@ from limiter.store.link.connect import open_link
 from limiter.store.policies.policies import PolicyStore
 from limiter.store.signals import Signals
 from tests.cli.test_cli_policies import headgate, lines_of
-from tests.controller.conftest import Look, capped, policies
 from tests.support.live import live
 from tests.support.nodes import Watched, until
 from tests.support.scraping import scrape
 from tests.support.servers import Server
+from tests.support.steered import Look, capped, policies
 from tests.support.traffic import steering, traffic
 
 ALL = {"service": "orders"}

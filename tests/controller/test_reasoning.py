@@ -8,10 +8,10 @@ import httpx
 from limiter.model.control.reasoning import reasoning
 from limiter.store.keys import Slot
 from tests.cli.test_cli_policies import headgate, lines_of
-from tests.controller.conftest import Look, capped, policies
 from tests.support.live import live
 from tests.support.nodes import until
 from tests.support.servers import Server
+from tests.support.steered import Look, capped, policies
 from tests.support.traffic import steering, traffic
 
 CUSTOMER = {"customer": "c1"}

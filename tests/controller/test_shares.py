@@ -11,9 +11,9 @@ from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
 from limiter.store.policies.policies import PolicyStore
-from tests.controller.conftest import Look, policies
 from tests.support.nodes import until
 from tests.support.servers import Cluster, Server
+from tests.support.steered import Look, policies
 from tests.support.traffic import Traffic, steering, traffic
 
 TEN = {"partitions": 10, "partition_by": ["customer"]}

@@ -24,8 +24,6 @@ TOLERANCE = 0.02
 EXCESS = 0.025
 """… and how much more above the limit it may admit: counting requests, a jump in cost is not debited at once."""
 
-pytestmark = pytest.mark.slow
-
 
 @cache
 def run(workload: str, mechanism: Mechanism, seed: int = 1) -> Run:
@@ -105,6 +103,7 @@ def test_a_flood_that_rejects_nothing_does_not_stay_above_the_limit() -> None:
     assert max(work_rates(points("steady-large", Mechanism.REQUESTS, from_s=5.0))[10:]) <= 1.5 * COMMITTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_r10_auto_is_as_good_as_the_better_mechanism(workload: str) -> None:
     """Work within the limit, less work above it."""

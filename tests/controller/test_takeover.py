@@ -21,10 +21,10 @@ from limiter.store.link.connect import Link, open_link
 from limiter.store.policies.policies import PolicyStore
 from limiter.store.steering import Steering
 from tests.cli.test_cli import HEADGATE, environment, headgate_up
-from tests.controller.conftest import Look, capped, policies
 from tests.support import eventually
 from tests.support.nodes import Watched, until
 from tests.support.servers import Server
+from tests.support.steered import Look, capped, policies
 from tests.support.stores import STEER
 from tests.support.traffic import steering, traffic
 
@@ -60,6 +60,7 @@ async def apply(server: Server) -> None:
     await link.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
 def test_f_p7_another_takes_over_within_the_lease(valkey: Server, number: signal.Signals) -> None:
     asyncio.run(apply(valkey))

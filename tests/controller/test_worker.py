@@ -6,9 +6,9 @@ from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
 from limiter.store.policies.policies import PolicyStore
-from tests.controller.conftest import Look, capped, policies
 from tests.support.nodes import Watched, until
 from tests.support.servers import Server
+from tests.support.steered import Look, capped, policies
 from tests.support.traffic import steering, traffic
 
 ALL = {"service": "orders"}

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.controller.conftest import policies
 from tests.controller.test_shares import TEN, customer_in, shares
 from tests.support.fleet import Callers, api, controllers
 from tests.support.nodes import until
 from tests.support.servers import Cluster, Server
+from tests.support.steered import policies
 from tests.support.traffic import steering, traffic
 
 COMMITTED = 200.0

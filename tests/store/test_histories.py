@@ -444,10 +444,12 @@ def run_history(
     return machine
 
 
+@pytest.mark.slow
 def test_the_scripts_agree_with_the_model(server: Server) -> None:
     run_history(server)
 
 
+@pytest.mark.slow
 def test_the_scripts_agree_with_the_model_on_a_cluster(cluster: Cluster) -> None:
     run_history(cluster, examples=60)
 

@@ -73,6 +73,7 @@ def test_the_cost_of_refusing_grows_in_proportion(kind: str, decoder: str) -> No
     assert taken_s[-1] < 40 * taken_s[-2] + CPU_MAX_S / 10
 
 
+@pytest.mark.slow
 def test_the_largest_of_each_route_are_still_refused_quickly() -> None:
     """F-H10: just within every bound on the number of values, where each of them is looked at."""
     for kind, make in BODIES.items():

@@ -128,6 +128,7 @@ def test_where_it_is_refused_the_reason_names_an_undeclared_namespace(
         assert len(listed(client)) == 2, "and both are listed"
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_a_node_has_counted(store: Server, policies: Path, tmp_path: Path) -> None:
     key, entry = new_key("viewer", "viewer")
     (tmp_path / "key").write_text(f"{key}\n")

@@ -127,6 +127,7 @@ def test_what_is_no_collector_is_refused(url: str, monkeypatch: pytest.MonkeyPat
         Settings.load()
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_harms_nobody(store: Server, policies: Path, lane: Lane) -> None:
     with live(store.url, policies, lane=lane, otel="http://127.0.0.1:9") as started, started.client() as client:
         assert client.post("/v1/acquire", json=ask("unseen")).status_code == 200

@@ -18,8 +18,8 @@ import pytest
 from api.data import request_limits as limits
 from api.server import bind
 from limiter.settings import Settings
-from tests.chart.dockerfile import healthcheck
 from tests.support import eventually
+from tests.support.dockerfile import healthcheck
 from tests.support.live import GIVE_UP_S, HOST, Lane, LiveApi, Wire, ask, exchange, live, request, statuses
 from tests.support.servers import Server, make_certificates
 

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from tests.chart.rendering import ROOT
+from tests.support.rendering import ROOT
 
 
 @dataclass(frozen=True)
