@@ -6,13 +6,15 @@ numbers that change with every request. The bytes are those that `api.data.rende
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 
-from api.data.answer import JSON
+from api.data.answer import JSON, PROBLEM
 from api.data.rate_limit_headers import INTEGER_MAX, policy_item
 from limiter.engine.operation import IN_REQUESTS, Operation
 from limiter.engine.settler import Correction
-from limiter.model.bucket.decision import YEAR_MS, YEAR_S
+from limiter.model.bucket.decision import REASON_OF, YEAR_MS, YEAR_S, PlainRefusal
 from limiter.model.policy.limit import Limit
 
 FACES_MAX = 1024
@@ -27,6 +29,16 @@ _BODY = (
 )
 
 
+TYPES = "https://iana.org/assignments/http-problem-types"
+QUOTA_EXCEEDED = f"{TYPES}#quota-exceeded"
+QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
+_REFUSED = (
+    f'{{"type":"{QUOTA_EXCEEDED}","title":"{QUOTA_EXCEEDED_TITLE}","status":429,"detail":%%b,"granted":false,'
+    '"policy":%b,"reason":"%b","retry":"%%b","retry_after_ms":%%d,"limits":[%b%%b%b,"passed":false}],'
+    '"violated-policies":[%b]}'
+).encode()
+
+
 def _quoted(text: bytes) -> bytes:
     """As a part of a format."""
     return text.replace(b"%", b"%%")
@@ -35,7 +47,7 @@ def _quoted(text: bytes) -> bytes:
 class Face:
     """What is told of a limit's buckets of one capacity and rate."""
 
-    __slots__ = ("after", "before", "body", "head", "name", "policy")
+    __slots__ = ("after", "before", "body", "head", "name", "policy", "refused_body", "refused_head")
 
     def __init__(self, limit: Limit, capacity: float, rate: float, in_requests: bool) -> None:
         mechanism = limit.mechanism
@@ -48,6 +60,13 @@ class Face:
         """The header lines of an answer that tells of this limit alone."""
         self.before = b'{"policy":%b,"mechanism":"%b","balance":' % (_encode(limit.name), mechanism.encode())
         self.after = b',"capacity":%b,"rate":%b}' % (_encode(capacity), _encode(rate))
+        self.refused_head = b"%bratelimit: %b;r=%%d;t=%%d\r\nratelimit-policy: %b\r\n%%b" % (
+            PROBLEM, _quoted(self.name), _quoted(self.policy),
+        )  # fmt: skip
+        name = _quoted(_encode(limit.name))
+        self.refused_body = _REFUSED % (
+            name, REASON_OF[mechanism].encode(), _quoted(self.before), _quoted(self.after[:-1]), name,
+        )  # fmt: skip
         self.body = _BODY.replace(b"[%b]", b"[%b%%b%b]" % (_quoted(self.before), _quoted(self.after)))
 
 
@@ -98,6 +117,32 @@ def body(operation: Operation) -> bytes:
         face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
         told.append(b"%b%b%b" % (face.before, _encode(balance), face.after))
     return _BODY % (operation.token, _encode(operation.charged), operation.request.ttl_ms, b",".join(told))
+
+
+def refused(refusal: PlainRefusal) -> tuple[bytes, bytes]:
+    """The header lines, in the set of the draft, and the body of a refusal by the only limit."""
+    face = face_of(refusal.limit, refusal.capacity, refusal.rate, refusal.in_requests)
+    wait_ms = refusal.wait_us / 1e3
+    reset_s = int(-(-(min(YEAR_MS, wait_ms)) // 1000)) if wait_ms > 0 else 0
+    after_ms = refusal.retry_after_ms
+    body = _refused_body(refusal, face, after_ms)
+    if refusal.never:
+        return face.refused_head % (_left(refusal.balance), reset_s, b""), body
+    retry_after = b"retry-after: %d\r\n" % max(ceil(after_ms / 1000), reset_s)
+    return face.refused_head % (_left(refusal.balance), reset_s, retry_after), body
+
+
+def refused_body(refusal: PlainRefusal) -> bytes:
+    """The body alone."""
+    face = face_of(refusal.limit, refusal.capacity, refusal.rate, refusal.in_requests)
+    return _refused_body(refusal, face, refusal.retry_after_ms)
+
+
+def _refused_body(refusal: PlainRefusal, face: Face, after_ms: int) -> bytes:
+    balance = refusal.balance
+    return face.refused_body % (
+        _encode(refusal.detail), b"never" if refusal.never else b"after", after_ms, _encode(balance),
+    )  # fmt: skip
 
 
 _SETTLED = (

@@ -37,8 +37,8 @@ class Reply(Protocol):
     def take(self, answer: Answer) -> None:
         """Any answer."""
 
-    def take_plain(self, head: bytes, body: bytes) -> None:
-        """A grant, in nearly all cases: header lines and body of a 200."""
+    def take_plain(self, status: int, head: bytes, body: bytes) -> None:
+        """A decision or a settle, in nearly all cases: 200 or 429, header lines, body."""
 
 
 class Sends(Protocol):
@@ -195,7 +195,7 @@ class _Desk:
         with self._outbox:
             for operation in operations:
                 if operation.outcome is None:  # by far the most
-                    operation.place.take_plain(JSON, plain_answers.settled_body(operation))
+                    operation.place.take_plain(200, JSON, plain_answers.settled_body(operation))
                 else:
                     operation.place.take(render.settled(operation))
 
@@ -217,9 +217,9 @@ class _Awaited:
         """Pass it on."""
         self._told(answer)
 
-    def take_plain(self, head: bytes, body: bytes) -> None:
+    def take_plain(self, status: int, head: bytes, body: bytes) -> None:
         """Pass it on."""
-        self._told(Answer(200, head, body))
+        self._told(Answer(status, head, body))
 
 
 class _Batch:

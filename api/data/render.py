@@ -16,6 +16,7 @@ from api.data.answer import JSON, PROBLEM, Answer
 from api.data.auth import Forbidden, Unauthenticated
 from api.data.decode import BadRequest, Invalid
 from api.data.field_problems import FieldProblem
+from api.data.plain_answers import QUOTA_EXCEEDED, QUOTA_EXCEEDED_TITLE, TYPES
 from api.data.rate_limit_headers import HeaderSet, draft, lines, reset_s
 from api.data.schemas import GrantedAnswer, Limit, Problem, RefusedAnswer, SettledAnswer
 from limiter.engine.errors import (
@@ -30,6 +31,7 @@ from limiter.engine.errors import (
 from limiter.engine.operation import Operation
 from limiter.engine.settler import Correction
 from limiter.model.bucket.contract import Decision, Granted, LimitState, Refused, Settled
+from limiter.model.bucket.decision import PlainRefusal
 from limiter.model.bucket.refusals import Remembered
 from limiter.model.policy.problems import PolicyError
 from limiter.store.errors import StoreError, without_address
@@ -40,12 +42,9 @@ from limiter.store.policies.policy_sets import OwnedByOthers
 
 log = logging.getLogger(__name__)
 
-TYPES = "https://iana.org/assignments/http-problem-types"
-QUOTA_EXCEEDED = f"{TYPES}#quota-exceeded"
 REDUCED_CAPACITY = f"{TYPES}#temporary-reduced-capacity"
 BLANK = "about:blank"
 
-QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server capacity constraints"
 CHALLENGE = 'Bearer realm="headgate"'
 
@@ -71,9 +70,12 @@ class Renderer:
         is_draft = self._is_draft
         for operation in operations:
             if operation.outcome is None and is_draft:  # by far the most
-                operation.place.take_plain(*plain_answers.rendered(operation))
+                operation.place.take_plain(200, *plain_answers.rendered(operation))
+            elif type(operation.outcome) is PlainRefusal and operation.remembered is None and is_draft:
+                operation.place.take_plain(429, *plain_answers.refused(operation.outcome))
             elif operation.remembered is not None:
-                operation.place.take(self._repeated(operation.remembered))
+                answer = self._repeated(operation.remembered)
+                operation.place.take_plain(answer.status, answer.head, answer.body)
             else:
                 operation.place.take(self.decision(operation.outcome or operation.decision()))
 
@@ -84,9 +86,13 @@ class Renderer:
             answer = refusal.kept = self.decision(refusal.answer.refused)
         return answer
 
-    def decision(self, outcome: Decision | Exception) -> Answer:
+    def decision(self, outcome: Decision | PlainRefusal | Exception) -> Answer:
         """The answer to an acquire."""
         try:
+            if type(outcome) is PlainRefusal:
+                if self._is_draft:
+                    return Answer(429, *plain_answers.refused(outcome))
+                return self._refused(outcome.refused())
             if type(outcome) is Granted:
                 head = JSON + self._lines(outcome.limits)
                 return Answer(200, head + _REPLAYED if outcome.replayed else head, _granted(outcome))
@@ -109,6 +115,8 @@ def decision_body(operation: Operation) -> Answer:
     try:
         if outcome is None:
             return Answer(200, b"", plain_answers.body(operation))
+        if type(outcome) is PlainRefusal:
+            return Answer(429, b"", plain_answers.refused_body(outcome))
         if type(outcome) is Granted:
             return Answer(200, b"", _granted(outcome))
         if type(outcome) is Refused:

@@ -42,7 +42,6 @@ _TRACED_PLACES = _PLACES | {b"traceparent": _TRACEPARENT}
 _NO_HEADERS: list[bytes | None] = [None] * 8
 
 BLANK = b"\r\n"
-_OK = STATUS_LINE[200]
 ANSWERS_KEPT_MAX = 64
 HEADS_KEPT_MAX = 1024
 HEAD_KEPT_BYTES_MAX = 2048
@@ -57,8 +56,6 @@ class Head(NamedTuple):
     body_bytes: int
     is_plain: bool = False
     """Whether the connection stays, and no id was sent that the answer has to bear."""
-    granted: tuple[bytes, int] = (b"", 200)
-    """Under which its grants are counted."""
 
 
 _NO_HEAD = Head(b"", Headers(), False, 0)
@@ -368,7 +365,7 @@ class FastLane(asyncio.Protocol):
             return None
         headers = _headers_of(*self._headers[:_LENGTH])
         is_plain = self._keep_alive and headers.request_id is None
-        return Head(self._url, headers, self._keep_alive, body_bytes, is_plain, (self._url, 200))
+        return Head(self._url, headers, self._keep_alive, body_bytes, is_plain)
 
     def _hand_over(self, data: bytes | bytearray) -> None:
         """Let uvicorn's protocol have the connection, from the first byte of this request on."""
@@ -411,20 +408,20 @@ class FastLane(asyncio.Protocol):
             answer = identified(answer, sent_id)
         self._take(answer.status, answer.head, answer.body)
 
-    def take_plain(self, lines: bytes, body: bytes) -> None:
-        """The same for a plain grant: no object is made of it."""
+    def take_plain(self, status: int, lines: bytes, body: bytes) -> None:
+        """The same for a plain answer, 200 or 429: no object is made of it."""
         head, state = self._serving, self._state
         if not head.is_plain or self._is_odd or self._waiting or self._outgoing:
-            self.take(Answer(200, lines, body))
+            self.take(Answer(status, lines, body))
             return
         self._busy = False
         state.total_requests += 1
-        requests, key = self._plane.requests, head.granted
+        requests, key = self._plane.requests, (head.path, status)
         requests[key] = requests.get(key, 0) + 1
         self._outgoing.append(
             b"%b%b%bcontent-length: %d\r\n\r\n%b"
             % (
-                _OK,
+                STATUS_LINE[status],
                 _common[1] if _common[0] is state.default_headers else common_headers(state.default_headers),
                 lines,
                 len(body),

@@ -24,15 +24,15 @@ from limiter.engine.errors import (
     Uncovered,
 )
 from limiter.engine.local import LocalBuckets
-from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation
+from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation, Values
 from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
 from limiter.engine.repeating import Repeater
 from limiter.engine.settler import Settler
-from limiter.engine.shape import NOTHING, Shape
+from limiter.engine.shape import NOTHING, Shape, at_rate
 from limiter.engine.store_health import StoreHealth
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
-from limiter.model.bucket.decision import limit_states, pressure, refusal
+from limiter.model.bucket.decision import REASON_OF, PlainRefusal, limit_states, plain_refusal, pressure, refusal
 from limiter.model.bucket.expiry import Expiries
 from limiter.model.bucket.operations import LATE_US, AcquireAnswer, AcquireStatus, BucketAnswer, Verdict, Want
 from limiter.model.bucket.reservation import ID_SIZE, VERSION, Keyring, Signer, Taken, pack, pack_late
@@ -54,6 +54,7 @@ from limiter.store.layout import REPLY_SIZE, unpack_acquire
 _DEBITED = Verdict.DEBITED
 _GRANTED = AcquireStatus.GRANTED
 _GRANTED_CODE, _DEBITED_CODE = int(_GRANTED), int(_DEBITED)
+_REFUSED_CODE = int(AcquireStatus.REFUSED)
 _VALUES = Struct("<Bdddd")
 
 Arrived = tuple[AcquireRequest, Any, str | None, Criticality | None]
@@ -216,8 +217,12 @@ class Decider:
     def _repeat(self, repeated: Sequence[Operation]) -> None:
         """Refusals that the store need not be asked for again count like those that it decided."""
         for operation in repeated:
-            assert isinstance(operation.outcome, Refused)
-            self.decisions.count(operation.outcome, dry_run=False)
+            outcome = operation.outcome
+            if type(outcome) is PlainRefusal:
+                self.decisions.refused[REASON_OF[outcome.how_it_counts]] += 1
+            else:
+                assert isinstance(outcome, Refused)
+                self.decisions.count(outcome, dry_run=False)
         self.decisions.repeated += len(repeated)
         _hand_over(repeated)
 
@@ -293,6 +298,11 @@ class Decider:
                 if not operation.is_over:
                     granted.append(operation)
                     told.append(operation)
+            elif reply[at] == _REFUSED_CODE and count == 1 and operation.refuses_plainly:
+                values, at = unpack(reply, at + 1), at + 1 + size
+                if not operation.is_over:
+                    self._refuse_plainly(operation, values, now_us)
+                    told.append(operation)
             else:
                 answer, at = unpack_acquire(reply, at, count, now_us)
                 if not operation.is_over:
@@ -301,6 +311,20 @@ class Decider:
                         told.append(operation)
         self._grant_plainly(granted, now_us)
         _hand_over(told)
+
+    def _refuse_plainly(self, operation: Operation, values: Values, now_us: int) -> None:
+        """By a rate, the only limit, and put into words by whoever renders it."""
+        operation.is_over = True
+        operation.now_us = now_us
+        code, balance, charge, rate, capacity = values
+        limit = operation.shape[0]
+        params = at_rate(limit, operation.request.descriptor).terms
+        operation.outcome = refused = plain_refusal(
+            limit, params, operation.asks[0], charge, balance, rate, capacity, in_requests=code >= IN_REQUESTS
+        )
+        self.decisions.refused[REASON_OF[refused.how_it_counts]] += 1
+        if self.repeater.refusals.keep_s:
+            self.repeater.hear_plain(operation, refused, asyncio.get_running_loop().time())
 
     def _grant_plainly(self, granted: Sequence[Operation], now_us: int) -> None:
         """Sign for nearly all grants: no value is made of what the buckets said."""

@@ -15,8 +15,8 @@ import msgspec
 
 from limiter.engine.shape import Shape, want
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted
-from limiter.model.bucket.decision import limit_states
-from limiter.model.bucket.operations import BucketAnswer, Idempotency, Lot, Verdict, Want
+from limiter.model.bucket.decision import PlainRefusal, limit_states
+from limiter.model.bucket.operations import TOO_LARGE, BucketAnswer, Idempotency, Lot, Verdict, Want
 from limiter.model.bucket.refusals import Remembered
 from limiter.model.overload.shedding import CLASS_NUMBERS
 from limiter.model.policy.criticality import Criticality
@@ -101,8 +101,13 @@ class Operation(Asking):
         self.idempotency_key: str | None = None
         self.remembered: Remembered[Slot] | None = None
         """The refusal that it repeats word for word, if it was not asked of the store."""
-        self.outcome: Decision | Exception | None = None
+        self.outcome: Decision | PlainRefusal | Exception | None = None
         """None of a plain grant, whose answer is in `values`, `charged`, `token` and `now_us`."""
+
+    @property
+    def refuses_plainly(self) -> bool:
+        """Whether a refusal says no more than what is left and when there will be enough."""
+        return not self.flags and self.shape.grants_alike and not self.asks[0][0] & TOO_LARGE
 
     def ask_again(self, now_us: int) -> None:
         """Find anew what to ask of the store: for another time of the store's, or of fewer buckets."""
@@ -177,7 +182,7 @@ class Operation(Asking):
             return self._granted()
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome
+        return outcome.refused() if isinstance(outcome, PlainRefusal) else outcome
 
     def _granted(self) -> Granted:
         now_us = self.now_us

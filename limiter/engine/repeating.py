@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from limiter.engine.operation import Operation
-from limiter.engine.shape import Shape
+from limiter.engine.shape import Shape, at_rate
 from limiter.model.bucket.contract import Refused
-from limiter.model.bucket.decision import refusal
+from limiter.model.bucket.decision import PlainRefusal, plain_refusal, refusal
 from limiter.model.bucket.operations import LEARNED, REFUSING, TOO_LARGE, BucketAnswer, Verdict
 from limiter.model.bucket.refusals import Refusals, Remembered
 from limiter.store.batcher import Batcher
@@ -24,6 +24,7 @@ from limiter.store.flush import TOLD, Asking
 from limiter.store.keys import Slot
 
 _BLOCKED = Verdict.BLOCKED
+_ONE = (True,)
 
 
 class Heard:
@@ -35,9 +36,9 @@ class Heard:
         self,
         shape: Shape,
         rows: Sequence[bytes],
-        answers: Sequence[BucketAnswer],
+        answers: Sequence[BucketAnswer] | None,
         now_us: int,
-        refused: Refused,
+        refused: Refused | PlainRefusal,
     ) -> None:
         self.shape = shape
         self.rows = rows
@@ -94,6 +95,14 @@ class Repeater:
             self._timer = asyncio.get_running_loop().call_later(self.refusals.keep_s, self._tell_all)
         return True
 
+    def hear_plain(self, operation: Operation, refused: PlainRefusal, now_s: float) -> None:
+        """The only limit refused, and will for a while."""
+        sent_s = operation.deadline_s - self._deadline_s
+        until_s = min(now_s + self.refusals.keep_s, sent_s + refused.wait_us / 1e6)
+        found: Remembered[Slot] = Remembered(operation.slot, operation.buckets, operation.asks, _ONE, until_s)
+        found.answer = Heard(operation.shape, operation.rows, None, operation.now_us, refused)
+        self.refusals.remember(found, now_s)
+
     def hear(
         self, operation: Operation, answers: Sequence[BucketAnswer], now_us: int, refused: Refused, now_s: float
     ) -> None:
@@ -144,8 +153,18 @@ class Repeater:
         self.tell_all()
 
 
-def _refusal(operation: Operation, heard: Heard) -> Refused:
+def _refusal(operation: Operation, heard: Heard) -> Refused | PlainRefusal:
     """Why not, for a request that asks for more than the one that was refused."""
+    if isinstance(heard.refused, PlainRefusal):
+        was = heard.refused
+        params = at_rate(was.limit, operation.request.descriptor).terms
+        how, _, charge = ask = operation.asks[0]
+        if how & LEARNED:
+            return was
+        return plain_refusal(
+            was.limit, params, ask, charge, was.balance, was.rate, was.capacity, in_requests=was.in_requests
+        )
+    assert heard.answers is not None
     wants = operation.wants(heard.now_us)
     answers = [
         answer if answer.in_requests or wanted.how & LEARNED else answer.but(charge=wanted.charge)

@@ -79,7 +79,13 @@ class Shape(tuple[Limit, ...]):
         self.weighs = any(limit.weighs_requests for limit in self)
         self.asks_alike = not any(limit.weights or limit.counts or limit.rated_by or limit.period for limit in self)
         self.grants_alike = not any(
-            limit.weights or limit.counts or limit.shadow or limit.sheds or limit.expectations or limit.period
+            limit.weights
+            or limit.counts
+            or limit.shadow
+            or limit.sheds
+            or limit.expectations
+            or limit.period
+            or limit.terms.block
             for limit in self
         )
         self.rows = tuple(pack_params(limit.terms) for limit in self)

@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec import Struct
+
 from limiter.model.bucket.admission import needed, part_of_minimum, wait_us
 from limiter.model.bucket.bucket import Params
 from limiter.model.bucket.contract import LimitState, Reason, Refused
@@ -32,7 +34,8 @@ SHED_WAIT_S = 1.0
 
 _BLOCKED, _TURNED_AWAY, _DENIED = Verdict.BLOCKED, Verdict.TURNED_AWAY, Verdict.DENIED
 
-_REASONS: dict[str, Reason] = {"work": "work", "requests": "request_rate", "quota": "quota"}
+REASON_OF: dict[str, Reason] = {"work": "work", "requests": "request_rate", "quota": "quota"}
+"""By how the bucket that refused counts."""
 
 
 def mechanism(limit: Limit, answer: BucketAnswer) -> Literal["work", "requests", "quota"]:
@@ -130,7 +133,7 @@ def _reason(limit: Limit, want: Want, answer: BucketAnswer) -> Reason:
         return "overload"
     if answer.verdict is _DENIED:
         return "blocked"
-    return "request_too_large" if want.how & TOO_LARGE else _REASONS[mechanism(limit, answer)]
+    return "request_too_large" if want.how & TOO_LARGE else REASON_OF[mechanism(limit, answer)]
 
 
 def pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> Pressure:
@@ -168,18 +171,94 @@ def _wait_us(limit: Limit, want: Want, answer: BucketAnswer, *, requests: float,
 
 def _need(want: Want, answer: BucketAnswer, requests: float) -> float:
     """What the bucket asked for, as far as its answer tells."""
-    params, capacity = want.params, answer.capacity
+    tokens = requests * (1.0 if want.params.is_quota else want.weight)
+    taken = tokens if answer.in_requests else answer.charge
+    return _needed(want.params, want.how, want.minimum, taken, answer.rate, answer.capacity, answer.in_requests)
+
+
+def _needed(
+    params: Params, how: int, minimum: float, taken: float, rate: float, capacity: float, in_requests: bool
+) -> float:
     part = capacity / params.whole_capacity
-    minimum = part_of_minimum(want.minimum, part=part, capacity=capacity)
-    if answer.in_requests and not params.is_quota:
-        debt_max = params.debt_max * answer.rate / params.committed
+    if part != 1.0:
+        minimum = part_of_minimum(minimum, part=part, capacity=capacity)
+    if in_requests and not params.is_quota:
+        debt_max = params.debt_max * rate / params.committed
     else:
         debt_max = params.debt_max * part
-    taken = requests * (1.0 if params.is_quota else want.weight) if answer.in_requests else answer.charge
     covered = params.is_quota
-    if want.how & COVERED and not (covered or answer.in_requests):
-        covered, taken = True, min(taken, capacity) if want.how & LEARNED else taken
+    if how & COVERED and not (covered or in_requests):
+        covered, taken = True, min(taken, capacity) if how & LEARNED else taken
     return needed(minimum, taken, debt_max=debt_max, capacity=capacity, covered=covered)
+
+
+class PlainRefusal(Struct, frozen=True):
+    """A refusal by a rate, the only limit: what `refusal` says of it, before anything is put into words."""
+
+    limit: Limit
+    balance: float
+    rate: float
+    capacity: float
+    in_requests: bool
+    need: float
+    wait_us: float
+    never: bool
+
+    @property
+    def how_it_counts(self) -> Literal["work", "requests"]:
+        """The unit of the bucket now."""
+        if self.limit.mechanism == "auto":
+            return "requests" if self.in_requests else "work"
+        return "requests" if self.limit.mechanism == "requests" else "work"
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When to come back; 0: never."""
+        return 0 if self.never else max(1, math.ceil(self.wait_us / 1e3))
+
+    @property
+    def reset_ms(self) -> float:
+        """When the limit would let this request pass; a year stands for never."""
+        return min(self.wait_us / 1e3, YEAR_MS)
+
+    @property
+    def detail(self) -> str:
+        """In words."""
+        return _rate_detail(self.limit, self.balance, self.capacity, self.rate, self.need, self.in_requests)
+
+    def refused(self) -> Refused:
+        """The same as a decision."""
+        window_s = min(self.capacity / self.rate, YEAR_S)
+        name, how = self.limit.name, self.how_it_counts
+        state = LimitState(
+            name, how, self.balance, self.capacity, self.rate,
+            passed=False, window_s=window_s, reset_ms=self.reset_ms,
+        )  # fmt: skip
+        retry: Literal["after", "never"] = "never" if self.never else "after"
+        return Refused(name, REASON_OF[how], retry, self.retry_after_ms, (state,), self.detail)
+
+
+def plain_refusal(
+    limit: Limit, params: Params, ask: tuple[int, float, float], charge: float, balance: float, rate: float,
+    capacity: float, *, in_requests: bool,
+) -> PlainRefusal:  # fmt: skip
+    """Why a rate refused, by its parameters, what was asked of its bucket and what that said."""
+    how, minimum, _ = ask
+    if in_requests or how or capacity != params.whole_capacity:
+        need = _needed(params, how, minimum, 1.0 if in_requests else charge, rate, capacity, in_requests)
+    else:  # by far the most: as `_needed` has it for the whole of a bucket of work
+        need = charge - params.debt_max
+        if need > capacity:
+            need = capacity
+        if need < minimum:
+            need = minimum
+    if balance < need <= capacity:
+        waits_us = (need - balance) / rate * 1e6
+        never = limit.retries.too_many
+    else:
+        waits_us = wait_us(balance=balance, need=need, rate=rate, capacity=capacity)
+        never = waits_us == math.inf or limit.retries.too_many
+    return PlainRefusal(limit, balance, rate, capacity, in_requests, need, waits_us, never)
 
 
 def _detail(limit: Limit, want: Want, answer: BucketAnswer, requests: float) -> str:
@@ -193,11 +272,16 @@ def _detail(limit: Limit, want: Want, answer: BucketAnswer, requests: float) -> 
         taken = requests if answer.in_requests else answer.charge
         left = f"overdrawn by {-answer.balance:g}" if answer.balance < 0 else f"has {answer.balance:g} left"
         return f"{limit.name}: quota of {answer.capacity:g} {left} this period; this request needs {taken:g}"
-    unit = "requests" if answer.in_requests or limit.counts else "units"
-    balance = (
-        f"the balance is {answer.balance:.6g} of {answer.capacity:g} {unit} and refills by {answer.rate:g} per second"
+    need = _need(want, answer, requests)
+    return _rate_detail(limit, answer.balance, answer.capacity, answer.rate, need, answer.in_requests)
+
+
+def _rate_detail(limit: Limit, balance: float, capacity: float, rate: float, need: float, in_requests: bool) -> str:
+    unit = "requests" if in_requests or limit.counts else "units"
+    return (
+        f"{limit.name}: the balance is {balance:.6g} of {capacity:g} {unit} and refills by {rate:g} per second; "
+        f"this request needs {need:g}"
     )
-    return f"{limit.name}: {balance}; this request needs {_need(want, answer, requests):g}"
 
 
 def _shed_detail(known: Pressure) -> str:

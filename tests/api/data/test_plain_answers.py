@@ -10,7 +10,10 @@ from api.data.render import Renderer
 from limiter.engine.operation import Operation
 from limiter.engine.planner import Planner
 from limiter.engine.settler import Correction
+from limiter.engine.shape import want
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest
+from limiter.model.bucket.decision import plain_refusal, refusal
+from limiter.model.bucket.operations import BucketAnswer, Verdict
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.reading import read_policy_set
 
@@ -20,10 +23,16 @@ SEVERAL = [
     {"name": "second", "match": {"service": "three"}, "rate": 5, "mechanism": "requests"},
     {"name": "third", "match": {"service": "three"}, "rate": 7, "mechanism": "auto"},
 ]
-PLANNER = Planner(read_policy_set({"policies": [{**LONE, "name": "lone"}, *SEVERAL]}))
+KINDS = [
+    {"name": "tokens", "match": {"service": "tokens"}, "rate": 5, "mechanism": "requests"},
+    {"name": "auto", "match": {"service": "auto"}, "rate": 5, "mechanism": "auto"},
+    {"name": "covered", "match": {"service": "covered"}, "rate": 5, "admit": "covered", "charge": "learned"},
+    {"name": "borrowing", "match": {"service": "borrowing"}, "rate": 5, "minimum": -10},
+]
+PLANNER = Planner(read_policy_set({"policies": [{**LONE, "name": "lone"}, *SEVERAL, *KINDS]}))
 
 rates = st.floats(1e-12, 2.0**53)
-capacities = st.floats(1e-3, 2.0**53)
+capacities = st.one_of(st.sampled_from([5.0, 100.0, 1.0, 10.0]), st.floats(1e-3, 2.0**53))
 balances = st.floats(-(2.0**53), 2.0**53)
 amounts = st.floats(0, 2.0**53)
 buckets = st.tuples(st.sampled_from([1, 5]), balances, amounts, rates, capacities)
@@ -51,6 +60,29 @@ def test_a_grant_of_several_limits_is_the_same_bytes(several: list[Any], charged
     operation = operation_of("three", several, charged, 60_000)
     expected = Renderer().decision(operation.decision())
     assert plain_answers.rendered(operation) == (expected.head, expected.body)
+
+
+@given(
+    service=st.sampled_from(["one", "tokens", "auto", "covered", "borrowing"]),
+    bucket=buckets,
+    work=st.one_of(st.none(), amounts),
+    never=st.booleans(),
+)
+def test_a_refusal_is_the_same_bytes(service: str, bucket: Any, work: float | None, never: bool) -> None:
+    code, balance, charge, rate, capacity = bucket
+    operation = operation_of(service, [bucket], 0.0, 60_000)
+    (limit,), descriptor = operation.limits, operation.request.descriptor
+    limit.retries.attempts, limit.retries.retries = 100.0, 100.0 * never
+    wanted = want(limit, descriptor, work, Criticality.CRITICAL, 1_790_000_000)
+    answer = BucketAnswer(Verdict.BLOCKED, balance, charge, rate, capacity, code > 1)
+    refused = refusal([limit], [wanted], [answer], requests=1.0, now_us=1_790_000_000)
+    plain = plain_refusal(
+        limit, limit.terms, (wanted.how, wanted.minimum, wanted.charge), charge, balance, rate, capacity,
+        in_requests=code > 1,
+    )  # fmt: skip
+    assert plain.refused() == refused
+    expected = Renderer().decision(refused)
+    assert plain_answers.refused(plain) == (expected.head, expected.body)
 
 
 @given(
