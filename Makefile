@@ -39,6 +39,7 @@ lint: .venv/test.stamp ## ruff and mypy --strict
 bench: .venv/run.stamp ## measure this machine: scripts, batcher, controller, bytes per bucket, HTTP
 	$(BIN)/headgate bench
 	$(BIN)/python -m loadtest.http_bench
+	$(BIN)/python -m loadtest.road_bench
 
 loadtest: .venv/test.stamp ## Locust users against a fresh Headgate: SHAPE=steady|ramp|spike|soak, SECONDS=, WORKERS=
 	$(BIN)/python -m loadtest.locust --shape $(or $(SHAPE),steady) --seconds $(or $(SECONDS),0) --workers $(or $(WORKERS),0)

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from shutil import which
 from statistics import median
 
 from rich.console import Console
@@ -41,6 +42,8 @@ PROBE = '{"descriptor": {"service": "orders", "operation": "read", "customer": "
 MEMORY_CUSTOMERS = 1_000_000
 MEMORY_MAX_MB = 250
 PROBE_PAUSE_S = 0.05
+TO_YARDSTICK_MIN = 8 if which("wrk") is None else 11
+"""A load generator that takes as much of the machine as the node leaves it less to show."""
 PATIENT = {"HEADGATE_DEADLINE_MS": "1000"}
 """64 batches at once are 6400 operations in a queue: a client that sends so many has to wait for them."""
 
@@ -257,8 +260,8 @@ def _judge(letter: str, found: dict[str, Variant], ceiling_per_s: float) -> tupl
     if letter == "c" and {"a", "b"} <= found.keys():
         to_a = variant.acquires_per_s / found["a"].acquires_per_s
         to_b = variant.acquires_per_s / found["b"].acquires_per_s
-        told = f"{to_a:.1f}× (a) (at least 8×), {to_b:.1f}× (b) (at least 1.5×), p99 at most 10 ms"
-        return told, to_a >= 8 and to_b >= 1.5 and variant.p99_ms <= 10
+        told = f"{to_a:.1f}× (a) (at least {TO_YARDSTICK_MIN}×), {to_b:.1f}× (b) (at least 1.5×), p99 at most 10 ms"
+        return told, to_a >= TO_YARDSTICK_MIN and to_b >= 1.5 and variant.p99_ms <= 10
     if letter == "d":
         share = variant.acquires_per_s / ceiling_per_s
         return f"{share:.2f} of the store alone (at least 0.5)", share >= 0.5

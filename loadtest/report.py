@@ -1,7 +1,7 @@
 """The figures in the documents, measured again: `python -m loadtest.report`.
 
-One run of `headgate bench` and of `python -m loadtest.http_bench` goes into the tables of docs/performance.md and of
-README.md, between their marks. The exit status says whether every aim was reached; what was missed is written, too.
+One run of `headgate bench`, `loadtest.http_bench` and `loadtest.road_bench` goes into the tables of docs/performance.md
+and README.md, between their marks. The exit status says whether every aim was reached; what was missed is written, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvloop
 from rich.console import Console
 
 from limiter.cli import bench
-from loadtest import http_bench
+from loadtest import http_bench, road_bench
 from loadtest.overload.page import with_table
 
 ROOT = Path(__file__).parents[1]
@@ -36,11 +36,12 @@ class Figures:
     variants: list[http_bench.Variant]
     ceiling_per_s: float
     memory_mb: float
+    road: dict[str, road_bench.Scenario]
 
     @property
     def hold(self) -> bool:
         """Whether every aim was reached."""
-        return all(row.holds for row in self.scripts) and self._judged()[1]
+        return all(row.holds for row in self.scripts) and self._judged()[1] and road_bench.judge(self.road)[1]
 
     def tables(self) -> dict[str, str]:
         """By the marks between which they belong."""
@@ -48,6 +49,7 @@ class Figures:
             "machine": self.machine,
             "http": http_bench.render_markdown(self._judged()[0]),
             "scripts": bench.render_markdown(self.scripts),
+            "road": road_bench.render_markdown(road_bench.judge(self.road)[0]),
             "performance": self._brief(),
         }
 
@@ -93,7 +95,8 @@ def measure(console: Console) -> Figures:
     """Everything, one after the other: about five minutes."""
     where = machine()
     scripts = uvloop.run(bench.measure(rounds=5, scale=1.0, console=console))
-    return Figures(where, scripts, *asyncio.run(http_bench.measure(3, 5.0, "", console)))
+    over_http = asyncio.run(http_bench.measure(3, 5.0, "", console))
+    return Figures(where, scripts, *over_http, asyncio.run(road_bench.measure(3, 3.0, console)))
 
 
 def main() -> int:
