@@ -30,12 +30,21 @@ local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
 local read_count = BEFORE + bucket_count
 -- #include lib/begin.lua
 
+-- Of a bucket in the plain case: what it goes by, and what its record begins with.
+local P_RATE, P_CAPACITY, P_DEBT_MAX, P_PART, P_TERM = 1, 2, 3, 4, 5
+local P_VERSION, P_FLAGS, P_UPDATED, P_BALANCE, P_REQUESTS, P_ADMITTED, P_REFUSED = 6, 7, 8, 9, 10, 11, 12
+local P_CHARGED, P_EPOCH, P_KEPT, P_CHARGE = 13, 14, 15, 16
+-- Of its policy: what is as in the row of params, what a bucket begins with, and the bytes of terms that stand.
+local T_FLAGS, T_SHADOW, T_COMMITTED, T_DEBT_MAX, T_STOP_DEBT, T_THRESHOLD, T_BURST, T_BURST_S = 1, 2, 3, 4, 5, 6, 7, 8
+local T_FIRST_RATE, T_FIRST_CAPACITY, T_FIRST_DEBT_MAX, T_STANDING = 9, 10, 11, 12
+local BEHIND_KEPT = 59  -- bytes of a record as far as KEPT_UNTIL
+
 --[[ The plain case: operations that ask or tell and nothing else, of buckets that have no trailer and stand on the terms of
 their policy, or are not there yet. It does what the general case does, in the same order, on locals and with one function,
 as every function that is defined costs each call. nil if there is anything else in the call: nothing is written by then,
 and the general case begins anew. ]]
 local function decide_plain()
-  local rows, sub, huge, params, at = ARGV[2], string.sub, math.huge, {}, 1
+  local rows, byte, sub, huge, params, at = ARGV[2], string.byte, string.sub, math.huge, {}, 1
   while at <= #rows do
     local flags, committed, cap, capacity, burst, burst_s, debt_max, threshold, stop_debt, window_start, window_end, _,
       after = unpack_struct('<Hddddddddddd', rows, at)
@@ -51,12 +60,11 @@ local function decide_plain()
       if capacity < 1 then capacity = 1 end
       debt_max, stop_debt = debt_max * cap / committed, stop_debt * cap / committed
     end
-    term[9], term[10], term[11] = rate, capacity, debt_max
-    term[12] = pack_struct('<dddddd', rate, capacity, committed, debt_max, threshold, stop_debt)
+    term[T_FIRST_RATE], term[T_FIRST_CAPACITY], term[T_FIRST_DEBT_MAX] = rate, capacity, debt_max
+    term[T_STANDING] = pack_struct('<dddddd', rate, capacity, committed, debt_max, threshold, stop_debt)
     params[#params + 1], at = term, after
   end
 
-  -- Of a bucket: rate, capacity, debt_max, its part of the whole capacity, and from the sixth on what its record begins with.
   local records, numbers, only = {}, ARGV[3], #params == 1 and params[1]
   local buckets, wants, charges, passes = {}, {}, {}, {}
   local operations, answers, answered = ARGV[4], { pack_struct('<Bd', DONE, now_us) }, 1
@@ -70,47 +78,53 @@ local function decide_plain()
     while true do
       local record = records[number]
       if not record then
-        local term = only or params[unpack_struct('<H', numbers, 2 * number - 1)]
-        local raw, rate, capacity, debt_max, part = raws[BEFORE + number], term[9], term[10], term[11], 1
+        local term = only
+        if not term then
+          local low, high = byte(numbers, 2 * number - 1, 2 * number)
+          term = params[low + 256 * high]
+        end
+        local rate, capacity, debt_max = term[T_FIRST_RATE], term[T_FIRST_CAPACITY], term[T_FIRST_DEBT_MAX]
+        local raw, part = raws[BEFORE + number], 1
         if raw then
           if #raw ~= SIZE then return nil end
-          if sub(raw, CHANGING + 1) ~= term[12] then
+          if sub(raw, CHANGING + 1) ~= term[T_STANDING] then
             -- Only the controller's cap is the record's own, with what follows from it.
-            if term[1] ~= COUNTS_REQUESTS then return nil end
+            if term[T_FLAGS] ~= COUNTS_REQUESTS then return nil end
             local committed, threshold, stop_debt
             rate, capacity, committed, debt_max, threshold, stop_debt = unpack_struct('<dddddd', raw, CHANGING + 1)
-            local most = term[7] + term[8] * rate
-            if not (rate > 0 and rate < huge and committed == term[3] and capacity == (most > 1 and most or 1)
-              and debt_max == term[4] * rate / committed and stop_debt == term[5] * rate / committed
-              and threshold == term[6]) then return nil end
-            part = capacity / term[10]
+            local most = term[T_BURST] + term[T_BURST_S] * rate
+            if not (rate > 0 and rate < huge and committed == term[T_COMMITTED] and capacity == (most > 1 and most or 1)
+              and debt_max == term[T_DEBT_MAX] * rate / committed and stop_debt == term[T_STOP_DEBT] * rate / committed
+              and threshold == term[T_THRESHOLD]) then return nil end
+            part = capacity / term[T_FIRST_CAPACITY]
           end
           record = { rate, capacity, debt_max, part, term, unpack_struct('<BHddddddiId', raw) }
-          local updated, balance = record[8], record[9]
-          if record[6] ~= LAYOUT or record[7] ~= term[1]
+          local updated, balance = record[P_UPDATED], record[P_BALANCE]
+          if record[P_VERSION] ~= LAYOUT or record[P_FLAGS] ~= term[T_FLAGS]
             or not (balance > -huge and balance <= capacity and updated > 0) then return nil end
           local elapsed_us = now_us - updated
           if elapsed_us > 0 then
-            if term[1] % 2 ~= QUOTA then
+            if term[T_FLAGS] % 2 ~= QUOTA then
               balance = balance + elapsed_us * rate / 1e6
               if balance > capacity then balance = capacity end
-              record[9] = balance
+              record[P_BALANCE] = balance
             end
-            record[8] = now_us
+            record[P_UPDATED] = now_us
           elseif elapsed_us < -STEP_BACK_MAX_US then
-            record[8] = now_us
+            record[P_UPDATED] = now_us
           end
         else
           if call('EXISTS', KEYS[BEFORE + number]) ~= 0 then return nil end
-          record = { rate, capacity, debt_max, part, term, LAYOUT, term[1], now_us, capacity, 0, 0, 0, 0, -1, 0, 0 }
+          record = { rate, capacity, debt_max, part, term, LAYOUT, term[T_FLAGS], now_us, capacity, 0, 0, 0, 0, -1, 0, 0 }
         end
         records[number] = record
       end
       if flags == TOLD then
-        record[10] = record[10] + requests
-        if asked == REFUSING then record[12] = record[12] + requests end
+        record[P_REQUESTS] = record[P_REQUESTS] + requests
+        if asked == REFUSING then record[P_REFUSED] = record[P_REFUSED] + requests end
       else
-        local balance, capacity, part, kind, want = record[9], record[2], record[4], record[7], charge
+        local balance, capacity, part = record[P_BALANCE], record[P_CAPACITY], record[P_PART]
+        local kind, want = record[P_FLAGS], charge
         if part ~= 1 then  -- see part_of
           local whole = need
           need = whole * part
@@ -127,19 +141,19 @@ local function decide_plain()
         if kind >= COUNTS_REQUESTS then
           want = requests
           if asked >= COVERED then asked = asked - COVERED end
-        elseif asked ~= 0 and asked % 2 == LEARNED and record[16] > 0 then
-          want = record[16]
-          local most = capacity + record[3]
+        elseif asked ~= 0 and asked % 2 == LEARNED and record[P_CHARGE] > 0 then
+          want = record[P_CHARGE]
+          local most = capacity + record[P_DEBT_MAX]
           if want > most and kind ~= QUOTA then want = most end
           charge = want
         end
         local cover = want
         if kind % 2 ~= QUOTA then
-          if asked < COVERED then cover = want - record[3] end
+          if asked < COVERED then cover = want - record[P_DEBT_MAX] end
           if cover > capacity and (asked < COVERED or asked % 2 == LEARNED) then cover = capacity end
         end
         local passed = balance >= need and balance >= cover and (asked < TOO_LARGE or asked % 4 < TOO_LARGE)
-        if not (passed or record[5][2]) then granted = false end
+        if not (passed or record[P_TERM][T_SHADOW]) then granted = false end
         buckets[i], wants[i], charges[i], passes[i] = record, want, charge, passed
       end
       if i == count then break end
@@ -154,30 +168,28 @@ local function decide_plain()
       local status = granted and OP_GRANTED or OP_REFUSED
       for i = 1, count do
         local record, verdict, charge = buckets[i], PASSED, charges[i]
-        local balance, kind = record[9], record[7]
-        record[10] = record[10] + requests
+        local balance, kind = record[P_BALANCE], record[P_FLAGS]
+        record[P_REQUESTS] = record[P_REQUESTS] + requests
         if not passes[i] then
           verdict = BLOCKED
-          record[12] = record[12] + requests
+          record[P_REFUSED] = record[P_REFUSED] + requests
         elseif granted then
-          local want, room = wants[i], balance + record[3]
+          local want, room = wants[i], balance + record[P_DEBT_MAX]
           if want > room then return nil end  -- what cannot be collected is counted in general
           verdict, balance = DEBITED, balance - want
-          record[9], record[11] = balance, record[11] + requests
+          record[P_BALANCE], record[P_ADMITTED] = balance, record[P_ADMITTED] + requests
           if kind >= COUNTS_REQUESTS then
-            record[13], charge = record[13] + charge, want
+            record[P_CHARGED], charge = record[P_CHARGED] + charge, want
           else
-            record[13] = record[13] + want
+            record[P_CHARGED] = record[P_CHARGED] + want
           end
         end
         if kind >= COUNTS_REQUESTS then verdict = verdict + IN_REQUESTS end
-        if count == 1 then
-          answers[answered] = pack_struct('<BBdddd', status, verdict, balance, charge, record[1], record[2])
-        elseif i == 1 then
-          answers[answered] = pack_struct('<BBdddd', status, verdict, balance, charge, record[1], record[2])
+        if i == 1 then
+          answers[answered] = pack_struct('<BBdddd', status, verdict, balance, charge, record[P_RATE], record[P_CAPACITY])
         else
           answered = answered + 1
-          answers[answered] = pack_struct('<Bdddd', verdict, balance, charge, record[1], record[2])
+          answers[answered] = pack_struct('<Bdddd', verdict, balance, charge, record[P_RATE], record[P_CAPACITY])
         end
       end
     end
@@ -186,31 +198,36 @@ local function decide_plain()
   local epoch, now_s, listed = (tonumber(raws[2] or 0) or 0) % EPOCHS, now_us / 1e6, nil
   for number = 1, bucket_count do
     local record, key, raw = records[number], KEYS[BEFORE + number], raws[BEFORE + number]
-    local kind, balance, capacity, kept_s = record[7], record[9], record[2], record[15]
-    if record[14] ~= epoch then
-      record[14], listed = epoch, listed or {}
+    local kind, balance, capacity, kept_s = record[P_FLAGS], record[P_BALANCE], record[P_CAPACITY], record[P_KEPT]
+    if record[P_EPOCH] ~= epoch then
+      record[P_EPOCH], listed = epoch, listed or {}
       listed[#listed + 1] = key
     end
     local left_s  -- see needed_until_s
-    if kind % 2 == QUOTA then left_s = (record[1] - now_us) / 1e6 else left_s = (capacity - balance) / record[1] end
+    if kind % 2 == QUOTA then
+      left_s = (record[P_RATE] - now_us) / 1e6
+    else
+      left_s = (capacity - balance) / record[P_RATE]
+    end
     if not (left_s < TTL_MAX_S) then
       left_s = now_s + TTL_MAX_S
     else
       left_s = now_s + ((left_s > 0 and left_s or 0) + IDLE_TTL_S)
     end
     if raw and kept_s >= left_s and kept_s <= left_s + 2 * KEPT_LONGER_S then
-      call('SETRANGE', key, '3', pack_struct('<ddddddi', record[8], balance, record[10], record[11], record[12], record[13],
-        record[14]))
+      call('SETRANGE', key, '3', pack_struct('<ddddddi', record[P_UPDATED], balance, record[P_REQUESTS],
+        record[P_ADMITTED], record[P_REFUSED], record[P_CHARGED], record[P_EPOCH]))
     else
       kept_s = math.ceil(left_s) + KEPT_LONGER_S
       local rest
       if raw then
-        rest = sub(raw, 60)
+        rest = sub(raw, BEHIND_KEPT + 1)
       else
-        rest = string.rep('\0', 72) .. record[5][12]
+        rest = string.rep('\0', CHANGING - BEHIND_KEPT) .. record[P_TERM][T_STANDING]
       end
-      local packed = pack_struct('<BHddddddiI', LAYOUT, kind, record[8], balance, record[10], record[11], record[12], record[13],
-        record[14], kept_s < KEPT_MAX_S and kept_s or KEPT_MAX_S) .. rest
+      local packed = pack_struct('<BHddddddiI', LAYOUT, kind, record[P_UPDATED], balance, record[P_REQUESTS],
+        record[P_ADMITTED], record[P_REFUSED], record[P_CHARGED], record[P_EPOCH],
+        kept_s < KEPT_MAX_S and kept_s or KEPT_MAX_S) .. rest
       if is_sent then
         call('SET', key, packed, 'PX', math.ceil(kept_s * 1000 - now_us / 1000))
       else

@@ -75,7 +75,8 @@ local function settle_plain()
         local raw = raws[BEFORE + number]
         if not raw or #raw ~= SIZE then return nil end
         record = { unpack_struct('<BHddddddiIdc24ddddddddddd', raw) }
-        local flags, balance, capacity, rate, updated = record[FLAGS], record[BALANCE], record[CAPACITY], record[RATE], record[UPDATED]
+        local flags, updated, balance = record[FLAGS], record[UPDATED], record[BALANCE]
+        local capacity, rate = record[CAPACITY], record[RATE]
         if record[VERSION] ~= LAYOUT or flags >= HAS_HISTOGRAM or not (balance > -huge and balance <= capacity
           and capacity > 0 and capacity < huge and rate > 0 and rate < huge and updated > 0) then return nil end
         local elapsed_us = now_us - updated
