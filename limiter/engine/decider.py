@@ -98,7 +98,7 @@ class Decider:
         self._planner = Planner(PolicySet())
         self._changes = 0
         self.remainders = Remainders(buckets.clock, nodes)
-        self._standing = StoreHealth(on_recovery=self.remainders.hold)
+        self._store_health = StoreHealth(on_recovery=self.remainders.hold)
         self._local = LocalBuckets(nodes, self.remainders)
         self._ids = RandomIds(ID_SIZE)
         self.decisions = DecisionTally()
@@ -110,7 +110,7 @@ class Decider:
         self.settler = Settler(
             buckets,
             self._keyring,
-            self._standing,
+            self._store_health,
             self.settles,
             self.expiries,
             self.remainders,
@@ -151,11 +151,11 @@ class Decider:
     @property
     def store_is_shunned(self) -> bool:
         """Whether the store failed so often that it is only probed now and then."""
-        return self._standing.breaker.is_open
+        return self._store_health.breaker.is_open
 
     def store_answered(self) -> None:
         """Somebody else has heard from the store."""
-        self._standing.answered()
+        self._store_health.answered()
 
     async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
         """May this request go ahead? IdempotencyConflict or NotDecided if that cannot be said."""
@@ -177,7 +177,7 @@ class Decider:
         going: dict[Slot, list[Operation]] = {}
         slot, operations = None, []
         cover, default = self._planner.cover, self.default_criticality
-        is_calm = not (self._standing.breaker.is_open or self.remainders.is_going)
+        is_calm = not (self._store_health.breaker.is_open or self.remainders.is_going)
         for request, place, idempotency_key, highest in arrived:
             its_slot, shape = cover(request.namespace, request.descriptor)
             criticality = request.criticality or default
@@ -244,7 +244,7 @@ class Decider:
             operation.finish(TooManyLimits(_too_many(len(shape))))
         elif self.remainders.is_going and self._goes_on(shape, now_s):
             operation.tell(StoreShunned("the quota goes on in this node until the store knows what was granted of it"))
-        elif self._standing.breaker.is_open and not self._standing.allows(now_s):
+        elif self._store_health.breaker.is_open and not self._store_health.allows(now_s):
             operation.tell(StoreShunned("the store is given a rest"))
         else:
             return False
@@ -272,13 +272,13 @@ class Decider:
 
         After a single call without an answer it is: others go on with the store, and what is owed is posted at once.
         """
-        if not (self._standing.breaker.is_open or self.remainders.is_held(now_s)):
+        if not (self._store_health.breaker.is_open or self.remainders.is_held(now_s)):
             return False
         return any(limit.is_known for limit in shape)
 
     def tell(self, batch: Sequence[Asking], reply: bytes, now_us: int) -> None:
         """Conclude a batch from the store's reply: unpack and sign, then hand all of them to their desks."""
-        self._standing.answered()
+        self._store_health.answered()
         at, unpack, size = REPLY_SIZE, _VALUES.unpack_from, _VALUES.size
         told: list[Operation] = []
         granted: list[Operation] = []
@@ -418,7 +418,7 @@ class Decider:
     def _unanswered(self, operation: Operation, error: Exception) -> Decision:
         if not isinstance(error, StoreUnavailable):
             raise error
-        self.decisions.unanswered[self._standing.unanswered(error)] += 1
+        self.decisions.unanswered[self._store_health.unanswered(error)] += 1
         return self._without_store(operation)
 
     def _decide(self, operation: Operation, answer: AcquireAnswer) -> Decision:

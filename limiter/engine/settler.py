@@ -118,7 +118,7 @@ class Settler:
         self,
         buckets: Buckets,
         keyring: Keyring,
-        standing: StoreHealth,
+        store_health: StoreHealth,
         tally: SettleTally,
         expiries: Expiries,
         remainders: Remainders,
@@ -130,7 +130,7 @@ class Settler:
         self._buckets = buckets
         buckets.settles.tell = self.tell
         self._keyring = keyring
-        self._standing = standing
+        self._store_health = store_health
         self._tally = tally
         self._expiries = expiries
         self._remainders = remainders
@@ -156,7 +156,7 @@ class Settler:
                     operation.finish(UnknownReservation("no such reservation"))
                 elif not reservation.taken:
                     operation.finish(_nothing_charged(reservation, request))
-                elif not self._standing.allows(now_s):
+                elif not self._store_health.allows(now_s):
                     self._tally.unanswered["breaker"] += 1
                     operation.finish(NotDecided("store_unavailable", "the store cannot be asked; settle again later"))
                 else:
@@ -190,7 +190,7 @@ class Settler:
 
     def tell(self, batch: Sequence[Settling], reply: bytes, now_us: int) -> None:
         """Conclude a batch from the store's reply, then hand all of them to their desks."""
-        self._standing.answered()
+        self._store_health.answered()
         at = REPLY_SIZE
         told: dict[SettleDesk, list[Correction]] = {}
         for operation in batch:
@@ -252,7 +252,7 @@ class Settler:
 
     def _settled(self, operation: Correction, answer: SettleAnswer | Exception) -> Settled:
         if isinstance(answer, StoreUnavailable):
-            self._tally.unanswered[self._standing.unanswered(answer)] += 1
+            self._tally.unanswered[self._store_health.unanswered(answer)] += 1
             raise NotDecided("store_unavailable", "the store did not answer in time; settle again") from answer
         if isinstance(answer, Exception):
             raise answer

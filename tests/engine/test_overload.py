@@ -256,7 +256,7 @@ async def test_b3_without_the_store_overload_control_does_not_apply(node: Node) 
     node.enforce(orders(on_store_failure="local"))
     await node.order(ShedOrder(quality=0.5, overloaded=True, refused_shares=(1.0, 1.0, 1.0, 1.0)))
     for number in range(FAILURES_MAX):
-        node.decider._standing.breaker.fail(time.monotonic() + number, 0.5)
+        node.decider._store_health.breaker.fail(time.monotonic() + number, 0.5)
     assert node.decider.store_is_shunned
     answer = granted(await node.acquire(SHEDDABLE))
     assert (answer.degraded, answer.quality, answer.overloaded) == (True, 1.0, False)

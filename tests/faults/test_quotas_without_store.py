@@ -67,8 +67,8 @@ async def sum_granted(decider: Decider, work: float, *, times: int) -> float:
 
 def shun(decider: Decider) -> None:
     """As after calls without an answer, without waiting for them."""
-    decider._standing.breaker.is_open = True
-    decider._standing.breaker.open_until_s = time.monotonic() + 600
+    decider._store_health.breaker.is_open = True
+    decider._store_health.breaker.open_until_s = time.monotonic() + 600
 
 
 async def balance(decider: Decider, customer: str = "c1") -> float:

@@ -166,10 +166,10 @@ async def test_f_s15_a_probe_that_meets_a_store_without_memory_ends_and_settles_
         valkey.client().config_set("maxmemory", 1)
         try:
             for _ in range(FAILURES_MAX):
-                decider._standing.unanswered(StoreUnavailable("no answer"))
-                decider._standing.breaker.failed_s = -1.0  # calls of their own, however fast this is
+                decider._store_health.unanswered(StoreUnavailable("no answer"))
+                decider._store_health.breaker.failed_s = -1.0  # calls of their own, however fast this is
             assert decider.store_is_shunned
-            await until(lambda: time.monotonic() >= decider._standing.breaker.open_until_s)
+            await until(lambda: time.monotonic() >= decider._store_health.breaker.open_until_s)
             assert (await granted(decider)).degraded, "it probes, and is told that there is no memory"
             assert not decider.store_is_shunned, "which is an answer"
             assert (await decider.settle(SettleRequest(grant.reservation, 12))).adjusted == 11
