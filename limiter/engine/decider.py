@@ -282,35 +282,37 @@ class Decider:
         at, unpack, size = REPLY_SIZE, _VALUES.unpack_from, _VALUES.size
         told: list[Operation] = []
         granted: list[Operation] = []
-        for operation in batch:
-            count = len(operation.buckets)
-            if type(operation) is not Operation:
-                answer, at = unpack_acquire(reply, at, count, now_us)
-                operation.tell(answer)
-                continue
-            if reply[at] == _GRANTED_CODE and not operation.flags and operation.shape.grants_alike:
-                if count == 1:  # by far the most
-                    operation.values = (unpack(reply, at + 1),)
-                    at += 1 + size
-                else:
-                    operation.values = [unpack(reply, at + 1 + number * size) for number in range(count)]
-                    at += 1 + count * size
-                if not operation.is_over:
-                    granted.append(operation)
-                    told.append(operation)
-            elif reply[at] == _REFUSED_CODE and count == 1 and operation.refuses_plainly:
-                values, at = unpack(reply, at + 1), at + 1 + size
-                if not operation.is_over:
-                    self._refuse_plainly(operation, values, now_us)
-                    told.append(operation)
-            else:
-                answer, at = unpack_acquire(reply, at, count, now_us)
-                if not operation.is_over:
-                    self.conclude(operation, answer)
-                    if operation.is_over:  # else it asks again
+        try:
+            for operation in batch:
+                count = len(operation.buckets)
+                if type(operation) is not Operation:
+                    answer, at = unpack_acquire(reply, at, count, now_us)
+                    operation.tell(answer)
+                    continue
+                if reply[at] == _GRANTED_CODE and not operation.flags and operation.shape.grants_alike:
+                    if count == 1:  # by far the most
+                        operation.values = (unpack(reply, at + 1),)
+                        at += 1 + size
+                    else:
+                        operation.values = [unpack(reply, at + 1 + number * size) for number in range(count)]
+                        at += 1 + count * size
+                    if not operation.is_over:
+                        granted.append(operation)
                         told.append(operation)
-        self._grant_plainly(granted, now_us)
-        _hand_over(told)
+                elif reply[at] == _REFUSED_CODE and count == 1 and operation.refuses_plainly:
+                    values, at = unpack(reply, at + 1), at + 1 + size
+                    if not operation.is_over:
+                        self._refuse_plainly(operation, values, now_us)
+                        told.append(operation)
+                else:
+                    answer, at = unpack_acquire(reply, at, count, now_us)
+                    if not operation.is_over:
+                        self.conclude(operation, answer)
+                        if operation.is_over:  # else it asks again
+                            told.append(operation)
+        finally:  # of a reply that cannot be read to its end, too
+            self._grant_plainly(granted, now_us)
+            _hand_over(told)
 
     def _refuse_plainly(self, operation: Operation, values: Values, now_us: int) -> None:
         """By a rate, the only limit, and put into words by whoever renders it."""

@@ -114,10 +114,13 @@ class Repeater:
             return
         if any(limit.terms.block for limit in operation.limits):  # the store has to count, and block in time (W17)
             return
-        waits_ms = [state.reset_ms for state in refused.limits if not (state.passed or state.shadow)]
+        waits = [(state.reset_ms, at) for at, state in enumerate(refused.limits) if not (state.passed or state.shadow)]
+        wait_ms, binding = max(waits)
         sent_s = operation.deadline_s - self._deadline_s
-        until_s = min(now_s + self.refusals.keep_s, sent_s + max(waits_ms) / 1e3)
-        found: Remembered[Slot] = Remembered(operation.slot, operation.buckets, operation.asks, refusing, until_s)
+        until_s = min(now_s + self.refusals.keep_s, sent_s + wait_ms / 1e3)
+        found: Remembered[Slot] = Remembered(
+            operation.slot, operation.buckets, operation.asks, refusing, until_s, binding
+        )
         found.answer = Heard(operation.shape, operation.rows, answers, now_us, refused)
         self.refusals.remember(found, now_s)
 

@@ -193,27 +193,29 @@ class Settler:
         self._store_health.answered()
         at = REPLY_SIZE
         told: dict[SettleDesk, list[Correction]] = {}
-        for operation in batch:
-            if type(operation) is not Correction:
-                answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
-                operation.tell(answer)
-                continue
-            limit = operation.limits[0]
-            if reply[at] == _SETTLED_CODE and limit is not None and limit.is_plain and len(operation.buckets) == 1:
-                settled, row = _SETTLED.unpack_from(reply, at), _ROW.unpack_from(reply, at + _SETTLED.size)
-                at += _SETTLED.size + _ROW.size
-                if operation.is_over:
+        try:
+            for operation in batch:
+                if type(operation) is not Correction:
+                    answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
+                    operation.tell(answer)
                     continue
-                operation.is_over = True
-                self._settle_plainly(operation, limit, settled, row, now_us)
-            else:
-                answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
-                if operation.is_over:
-                    continue
-                self.conclude(operation, answer)
-            told.setdefault(operation.desk, []).append(operation)
-        for desk, operations in told.items():
-            desk.answer_settles(operations)
+                limit = operation.limits[0]
+                if reply[at] == _SETTLED_CODE and limit is not None and limit.is_plain and len(operation.buckets) == 1:
+                    settled, row = _SETTLED.unpack_from(reply, at), _ROW.unpack_from(reply, at + _SETTLED.size)
+                    at += _SETTLED.size + _ROW.size
+                    if operation.is_over:
+                        continue
+                    operation.is_over = True
+                    self._settle_plainly(operation, limit, settled, row, now_us)
+                else:
+                    answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
+                    if operation.is_over:
+                        continue
+                    self.conclude(operation, answer)
+                told.setdefault(operation.desk, []).append(operation)
+        finally:  # of a reply that cannot be read to its end, too
+            for desk, operations in told.items():
+                desk.answer_settles(operations)
 
     def _settle_plainly(
         self, operation: Correction, limit: Limit, settled: tuple[Any, ...], row: tuple[Any, ...], now_us: int

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,15 +18,18 @@ from limiter.engine.errors import (
     UnknownReservation,
 )
 from limiter.engine.operation import Operation
+from limiter.engine.settler import _WAITING_ROOM as SETTLE_ROOM
+from limiter.engine.settler import Correction
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.reading import read_policy_set
+from limiter.runtime.told import Told
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
-from tests.support.nodes import until
+from tests.support.nodes import PATIENT_S, until
 from tests.support.servers import Server
 
 SLOW = 1e-6  # a rate at which nothing refills while a test runs
@@ -227,6 +231,30 @@ async def test_f_r7_holds_when_the_policies_have_changed_meanwhile(decider: Deci
     enforce(decider, {**reads(), "name": "others"})
     again = granted(await decider.acquire(ask(), idempotency_key="k"))
     assert (again.reservation, again.charged) == (first.reservation, 2.0)
+
+
+async def test_a_reply_that_breaks_off_is_told_as_far_as_it_goes(decider: Decider) -> None:
+    def broken(tell: Any) -> Any:
+        return lambda batch, reply, now_us: tell(batch, reply[:-1], now_us)
+
+    enforce(decider, reads(charge=2, max_debt=0))
+    tokens = [granted(await decider.acquire(ask("c2"))).reservation for _ in range(2)]
+    decider._buckets.acquires.tell, decider._buckets.settles.tell = broken(decider.tell), broken(decider.settler.tell)
+    asked = [(ask(work=60), Told[Operation](), None, None) for _ in range(2)]
+    asked += [(ask(work=20), Told[Operation](), None, None), (ask(work=1), Told[Operation](), None, None)]
+    decider.begin(asked, WAITING_ROOM)
+    *told, lost = [await asyncio.wait_for(told.future, PATIENT_S) for _, told, _, _ in asked]
+    granted(told[0].decision())
+    refused(told[1].decision())
+    refused(told[2].decision())
+    with pytest.raises(struct.error):
+        lost.decision()
+    settling = [(SettleRequest(token, 1), Told[Correction](), None) for token in tokens]
+    decider.settler.begin(settling, SETTLE_ROOM)
+    first, last = [await asyncio.wait_for(told.future, PATIENT_S) for _, told, _ in settling]
+    assert first.settled().adjusted == -1
+    with pytest.raises(struct.error):
+        last.settled()
 
 
 async def test_f_p3_a_deleted_policy_still_honours_its_settles(decider: Decider) -> None:

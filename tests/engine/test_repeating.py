@@ -105,6 +105,28 @@ async def test_a_settle_that_gives_back_ends_the_memory(decider: Decider) -> Non
     assert isinstance(await decider.acquire(ask()), Granted)
 
 
+async def test_a_settle_on_the_bucket_that_says_no_longest_ends_the_memory_whoever_else_said_no(
+    decider: Decider, link: Watched
+) -> None:
+    soon = {"name": "a-user", "match": {"user": "*"}, "per": ["user"], "rate": "100/h", "capacity": 10}
+    late = {"name": "b-all", "match": {"service": "orders"}, "rate": "1/h", "capacity": 10}
+    decider.enforce(read_policy_set({"policies": [soon, late]}))
+    of_all = await decider.acquire(AcquireRequest({"service": "orders"}, work=100))
+    of_user = await decider.acquire(AcquireRequest({"user": "u1"}, work=100))
+    assert isinstance(of_all, Granted)
+    assert isinstance(of_user, Granted)
+    both = AcquireRequest({"service": "orders", "user": "u1"}, work=5)
+    await refused(decider, both)
+    await decider.settle(SettleRequest(of_user.reservation, 100))
+    calls = len(link.calls)
+    await refused(decider, both)
+    assert len(link.calls) == calls, "the other one says no as it did"
+    await decider.settle(SettleRequest(of_all.reservation, 0))
+    calls = len(link.calls)
+    await refused(decider, both)
+    assert len(link.calls) > calls, "the first one may pass at any time now"
+
+
 async def test_a_change_of_policies_ends_the_memory(decider: Decider) -> None:
     await empty(decider)
     await refused(decider, ask())

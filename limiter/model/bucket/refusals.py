@@ -24,11 +24,12 @@ PlaceT = TypeVar("PlaceT", bound=Hashable)
 class Remembered(Generic[PlaceT]):
     """One refusal."""
 
-    __slots__ = ("answer", "asks", "buckets", "count", "kept", "place", "refusing", "until_s")
+    __slots__ = ("answer", "asks", "binding", "buckets", "count", "kept", "place", "refusing", "until_s")
 
     def __init__(
-        self, place: PlaceT, buckets: Sequence[str], asks: Sequence[Ask], refusing: Sequence[bool], until_s: float
-    ) -> None:
+        self, place: PlaceT, buckets: Sequence[str], asks: Sequence[Ask], refusing: Sequence[bool], until_s: float,
+        binding: int = 0,
+    ) -> None:  # fmt: skip
         self.place = place
         """Where the buckets are; their names are unique there."""
         self.buckets = buckets
@@ -36,6 +37,8 @@ class Remembered(Generic[PlaceT]):
         self.refusing = refusing
         """Which of the buckets said no."""
         self.until_s = until_s
+        self.binding = binding
+        """Which of them says no until then; others may pass before."""
         self.count = 0
         """How often it was repeated since the store was last told."""
         self.answer: Any = None
@@ -57,7 +60,7 @@ class Refusals(Generic[PlaceT]):
         assert 0 <= keep_s <= KEEP_MAX_S
         self.keep_s = keep_s
         self.known: dict[tuple[PlaceT, str], Remembered[PlaceT]] = {}
-        """By the place and the first bucket that said no."""
+        """By the place and the bucket that says no for as long as it holds: what is given back there ends it."""
         self.untold: dict[int, Remembered[PlaceT]] = {}
         """Those that were repeated since the store was last told, by identity."""
 
@@ -67,7 +70,7 @@ class Refusals(Generic[PlaceT]):
             return
         if len(self.known) >= REMEMBERED_MAX:
             self.known.clear()
-        self.known[refused.place, refused.buckets[refused.refusing.index(True)]] = refused
+        self.known[refused.place, refused.buckets[refused.binding]] = refused
 
     def find(
         self, place: PlaceT, buckets: Sequence[str], asks: Sequence[Ask], now_s: float
