@@ -31,10 +31,11 @@ long: .venv/test.stamp ## run the long part of the test suite: fleets under fire
 fresh: ## clone HEAD elsewhere and try the README's two commands there from nothing; PYTHON=, PYTEST_ARGS=
 	$(PYTHON) .ci/fresh.py
 
-lint: .venv/test.stamp ## ruff and mypy --strict
+lint: .venv/test.stamp ## ruff, mypy --strict, and luacheck where it is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/lint_lua.py
 
 bench: .venv/run.stamp ## measure this machine: scripts, batcher, controller, bytes per bucket, HTTP
 	$(BIN)/headgate bench

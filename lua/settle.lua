@@ -41,12 +41,12 @@ local function settle_plain()
     local tombstone, final, count, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
     tombstone, final, count, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us, at =
       unpack_struct('<HBBddddddd', operations, at)
-    local key, rows_at, state, late, work_before = KEYS[BEFORE + bucket_count + tombstone], at, 0, 0, 0
+    local key, rows_at, state, work_before, late, _ = KEYS[BEFORE + bucket_count + tombstone], at, 0, 0
     local expires_us, mark, mark_at = deadline_us, redis.pcall('GET', KEYS[BEFORE + bucket_count + tombstone]), nil
     if marks[key] then return nil end
     if mark then
       if type(mark) == 'table' or #mark ~= 18 + 16 * count then return nil end
-      state, late, work_before, expires_us, mark_at = unpack_struct('<BBdd', mark)
+      state, _, work_before, expires_us, mark_at = unpack_struct('<BBdd', mark)
       if state ~= OPEN or not (expires_us > 0 and expires_us < RATE_MAX) then return nil end
     end
     final = final % IN_CLASS
@@ -178,7 +178,7 @@ local function settle_plain()
       record[EPOCH], listed = epoch, listed or {}
       listed[#listed + 1] = key
     end
-    local needed_s, kept_s = 0, record[KEPT_UNTIL]  -- see needed_until_s
+    local kept_s, needed_s = record[KEPT_UNTIL]  -- see needed_until_s
     if record[FLAGS] % 2 == QUOTA then
       needed_s = (record[WINDOW_END] - now_us) / 1e6
     else

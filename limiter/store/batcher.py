@@ -20,7 +20,7 @@ from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from limiter.model.tally import CallTally
 from limiter.store import flush
-from limiter.store.clock import StoreClock
+from limiter.store.clock import StoreClock, time_us
 from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.flush import Batch, Waiting, WaitT
 from limiter.store.ids import RandomIds
@@ -234,8 +234,7 @@ class Batcher(Generic[WaitT]):
 
     async def _learn_the_time(self, prefix: bytes, timeout_s: float) -> None:
         """Every call has an expiry by the store's clock, so that clock must be known first."""
-        seconds, microseconds = await self._link.call(prefix, "TIME", timeout_s=timeout_s)
-        self._clock.observe(int(seconds) * 1_000_000 + int(microseconds))
+        self._clock.observe(time_us(await self._link.call(prefix, "TIME", timeout_s=timeout_s)))
 
     def _arguments(self, call: _Call[WaitT]) -> list[bytes | int]:
         """KEYS and ARGV, the same for every attempt."""
