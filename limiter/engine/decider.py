@@ -137,7 +137,7 @@ class Decider:
 
     def _put_in_force(self, planner: Planner) -> None:
         self._planner = self.settler.planner = planner
-        self.repeater.refusals.forget_all()
+        self.repeater.begin_anew()
 
     @property
     def planner(self) -> Planner:

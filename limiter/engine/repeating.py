@@ -137,6 +137,14 @@ class Repeater:
         for refused in self.refusals.take_untold():
             self._acquires.start(refused.place, _Telling(self, refused, deadline_s))
 
+    def begin_anew(self) -> None:
+        """The policies are other ones. What was refused by the old ones is told by their terms, so it is told now:
+        after the next acquire it would put the bucket back on them.
+        """
+        self.refusals.forget_all()
+        if self.refusals.untold:
+            self.tell_all()
+
     def _tell_all(self) -> None:
         self._timer = None
         self.tell_all()

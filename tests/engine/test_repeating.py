@@ -134,6 +134,19 @@ async def test_a_change_of_policies_ends_the_memory(decider: Decider) -> None:
     assert isinstance(await decider.acquire(ask()), Granted)
 
 
+async def test_what_was_repeated_before_a_change_of_policies_is_told_before_anything_is_asked_after_it(
+    decider: Decider, valkey: Server
+) -> None:
+    await empty(decider)
+    for _ in range(3):
+        await refused(decider, ask())
+    decider.enforce(read_policy_set({"policies": [{**POLICY, "capacity": 1000}]}))
+    await refused(decider, ask())
+    await decider._buckets.drain()
+    record = record_of(ScriptStore(valkey, Slot()), "reads:c1")
+    assert (record.refused, record.capacity) == (4, 1000), "the bucket stands on the new terms"
+
+
 @pytest.mark.parametrize("aside", [{"dry_run": True}, {"criticality": "critical_plus"}])
 async def test_what_might_be_decided_otherwise_is_asked(decider: Decider, link: Watched, aside: dict[str, Any]) -> None:
     decider.enforce(read_policy_set({"policies": [{**POLICY, "reserve": {"critical": "5"}, "max_debt": 0}]}))
