@@ -150,7 +150,9 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "weights": (
             (
                 "units of this limit per unit of work. Values that are not listed weigh 1; weights of several "
-                "dimensions multiply"
+                "dimensions multiply. Under a cap of requests (`mechanism: requests`, and `auto` while it counts "
+                "requests) a request of weight 3 takes three tokens, and counts as three requests in the bucket's "
+                "statistics"
             ),
             {"operation": {"read": 1, "write": 3}},
         ),
