@@ -3,7 +3,8 @@
 Where the store cannot answer, each policy says what holds (B3): `closed` refuses to decide, `open` lets pass, and
 `local` asks a bucket in this node that holds its share of the limit. What was let pass without the store is not
 charged there; its settle debits the whole of its work, once the store is back. A quota goes on from what this node
-knows to be left of it (`known`, limiter/remainders.py); what it grants of that is debited once the store is back.
+knows to be left of it (`known`, `limiter.engine.remainders`); what it grants of that is debited once the store
+is back.
 """
 
 from __future__ import annotations

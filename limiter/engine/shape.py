@@ -1,8 +1,8 @@
 """The shape of a descriptor: the limits that cover it, and all of an acquire that does not depend on its values.
 
 Made once for all descriptors that no pattern tells apart, and for as long as their policies stand; the matcher keeps a
-bounded number (`limiter.model.matching`). What an acquire still has to find is the names of its buckets, its class and
-its charge.
+bounded number (`limiter.model.policy.matching`). What an acquire still has to find is the names of its buckets, its
+class and its charge.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 
 
 class Shape(tuple[Limit, ...]):
-    """The limits that cover a descriptor, by name."""
+    """The limits that cover a descriptor, by name; none where it is denied."""
 
     namespace: bytes
     denied_by: str | None
@@ -60,9 +60,11 @@ class Shape(tuple[Limit, ...]):
     def __new__(cls, rules: Iterable[Rule], *, namespace: str = "", default: Criticality | None = None) -> Self:
         """Put together what the policies that apply have to say; `default` is the class of their namespace."""
         found = list(rules)
-        made = super().__new__(cls, [limit for rule in found for limit in rule.limits])
+        denied_by = next((rule.name for rule in found if rule.denies and not rule.shadow), None)
+        # What is denied is of no concern to any limit, not even as a retry.
+        made = super().__new__(cls, [limit for rule in found for limit in rule.limits] if denied_by is None else ())
         made.namespace = namespace.encode("utf-8", "surrogatepass")
-        made.denied_by = next((rule.name for rule in found if rule.denies and not rule.shadow), None)
+        made.denied_by = denied_by
         made.denied_in_shadow = any(rule.denies and rule.shadow for rule in found)
         tables = tuple(table for rule in found for table in rule.classes.tables)
         defaults = [rule.classes.default for rule in found if rule.classes.default is not None]

@@ -40,7 +40,7 @@ _EXPECTS, _UNPAID = 2, 4
 _NUMBERS = [Struct(f"<{count}H") for count in range(OPERATIONS_MAX + 1)]
 
 Ask = tuple[int, float, float]
-"""What an acquire asks of one bucket: how (`limiter.model.operations.Want.how`), the minimum, and the charge."""
+"""What an acquire asks of one bucket: how (`limiter.model.bucket.operations.Want.how`), the minimum, and the charge."""
 
 
 class Waiting:

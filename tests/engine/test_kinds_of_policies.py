@@ -156,6 +156,14 @@ async def test_w17_deny_refuses_whatever_it_covers_and_nothing_is_consumed(decid
     assert decider.decisions.dry_runs == 1
 
 
+async def test_w17_retries_of_what_is_denied_are_no_retries_at_other_limits(decider: Decider) -> None:
+    enforce(decider, DENIED, {"name": "all", "rate": SLOW, "capacity": 10})
+    for attempt in range(1, 60):
+        refused(await decider.acquire(ask(descriptor={"agent": "robot-7"}, attempt=attempt)))
+    granted(await decider.acquire(ask(descriptor={"agent": "person"}, work=100)))
+    assert refused(await decider.acquire(ask(descriptor={"agent": "person"}))).retry == "after"
+
+
 async def test_w17_an_override_of_its_group_lifts_a_denial(decider: Decider) -> None:
     friend = {"name": "friend", "match": {"agent": "robot-7"}, "rate": 1, "group": "robots"}
     enforce(decider, DENIED | {"group": "robots"}, friend)
