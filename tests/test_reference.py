@@ -174,7 +174,7 @@ def test_what_operators_are_told_of_time_is_so() -> None:
     """docs/operations.md: the breaker's figures, and how long what is kept in the store is kept."""
     page = (DOCS / "operations.md").read_text()
     assert breaker.FAILURES_MAX == 5
-    assert "after five operations in a row without an answer" in page
+    assert "after five calls in a row without an answer" in page
     assert f"first after {breaker.PAUSE_MIN_S:g} s and later every {breaker.PAUSE_MAX_S:g} s" in page
     scripts = b"".join(map(load_source, ("acquire", "settle"))).decode()
     times = re.findall(r"^local (\w+_[MU]?S)\b[^=\n]* = (\d+)", scripts, re.MULTILINE)
