@@ -1,6 +1,6 @@
 # Headgate: API, controller and command line in one image.
 #
-#   docker build -t headgate:0.1.0 .
+#   docker build -t headgate:0.2.0 .
 #
 # The digest is that of the index for all architectures.
 ARG PYTHON=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d

@@ -74,7 +74,7 @@ def test_the_wheel_holds_every_script_and_nothing_of_the_tests(wheel: Path) -> N
 def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """One test, since making the environment takes longer than everything else in it."""
     installed = install(wheel, tmp_path / "environment")
-    assert run([installed / "headgate", "--version"], cwd=tmp_path) == "headgate 0.1.0\n"
+    assert run([installed / "headgate", "--version"], cwd=tmp_path) == "headgate 0.2.0\n"
     assert run([installed / "python", "-I", "-c", LOAD_SCRIPTS], cwd=tmp_path).split() == sorted(
         path.stem for path in (ROOT / "lua").glob("*.lua")
     )
@@ -89,7 +89,7 @@ def serves_from_its_own_store_and_stops_in_order(headgate: Path, directory: Path
     with subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            assert process.stdout.readline() == "headgate 0.1.0: ready\n"
+            assert process.stdout.readline() == "headgate 0.2.0: ready\n"
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
                 answers(client)
             process.terminate()

@@ -43,13 +43,13 @@ def headgate_up(settings: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[
 
 def test_the_version_is_told() -> None:
     told = headgate("--version")
-    assert (told.returncode, told.stdout) == (0, "headgate 0.1.0\n")
+    assert (told.returncode, told.stdout) == (0, "headgate 0.2.0\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_up_starts_an_embedded_store_and_ends_with_it(tmp_path: Path, number: signal.Signals) -> None:
     with headgate_up({"data_dir": str(tmp_path)}) as (process, printed):
-        assert printed[0] == "headgate 0.1.0: ready\n"
+        assert printed[0] == "headgate 0.2.0: ready\n"
         assert printed[1].split() == ["store", "Valkey", "9.1.2", "at", f"unix://{tmp_path}/valkey.sock"]
         process.send_signal(number)
         assert process.wait(timeout=20) == 0
@@ -92,7 +92,7 @@ def test_tls_files_that_cannot_be_read_end_with_2() -> None:
 
 def test_f_s2_a_store_out_of_reach_is_told_and_waited_for() -> None:
     with headgate_up({"redis_url": f"redis://user:hunter2@127.0.0.1:{free_port()}"}) as (process, printed):
-        assert printed[0] == "headgate 0.1.0: serving, and waiting for its store\n"
+        assert printed[0] == "headgate 0.2.0: serving, and waiting for its store\n"
         assert printed[1].startswith("  store  not reached yet (")
         assert "hunter2" not in printed[1]
         process.send_signal(signal.SIGTERM)
