@@ -12,8 +12,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from api.data import decode, plain_answers, render
-from api.data.answer import JSON, Answer
+from api.data import decode, render
+from api.data.answer import Answer
 from api.data.auth import Doorkeeper, Forbidden, check_namespace
 from api.data.counts import Requests
 from api.data.decode import AcquireOperation, BadRequest, SettleOperation
@@ -194,10 +194,11 @@ class _Desk:
         """The same for settles."""
         with self._outbox:
             for operation in operations:
-                if operation.outcome is None:  # by far the most
-                    operation.place.take_plain(200, JSON, plain_answers.settled_body(operation))
+                answer = render.settled(operation)
+                if answer.status == 200:
+                    operation.place.take_plain(200, answer.head, answer.body)
                 else:
-                    operation.place.take(render.settled(operation))
+                    operation.place.take(answer)
 
 
 def _send_all(connections: list[Sends]) -> None:

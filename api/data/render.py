@@ -69,22 +69,28 @@ class Renderer:
         """Let whoever asked take the answers to acquires."""
         is_draft = self._is_draft
         for operation in operations:
-            if operation.outcome is None and is_draft:  # by far the most
-                operation.place.take_plain(200, *plain_answers.rendered(operation))
-            elif type(operation.outcome) is PlainRefusal and operation.remembered is None and is_draft:
-                operation.place.take_plain(429, *plain_answers.refused(operation.outcome))
-            elif operation.remembered is not None:
-                answer = self._repeated(operation.remembered)
-                operation.place.take_plain(answer.status, answer.head, answer.body)
-            else:
-                operation.place.take(self.decision(operation.outcome or operation.decision()))
+            outcome = operation.outcome
+            try:
+                if outcome is None and is_draft:  # by far the most
+                    status, (head, body) = 200, plain_answers.rendered(operation)
+                elif operation.remembered is not None:
+                    status, head, body = self._repeated(operation.remembered)
+                elif type(outcome) is PlainRefusal and is_draft:
+                    status, (head, body) = 429, plain_answers.refused(outcome)
+                else:
+                    operation.place.take(self.decision(outcome or operation.decision()))
+                    continue
+            except Exception as error:  # whatever befalls one, the others are answered
+                operation.place.take(failure(error))
+                continue
+            operation.place.take_plain(status, head, body)
 
-    def _repeated(self, refusal: Remembered[Slot]) -> Answer:
+    def _repeated(self, refusal: Remembered[Slot]) -> tuple[int, bytes, bytes]:
         """A refusal that is repeated word for word is rendered once."""
         answer: Answer | None = refusal.kept
         if answer is None:
             answer = refusal.kept = self.decision(refusal.answer.refused)
-        return answer
+        return answer.status, answer.head, answer.body
 
     def decision(self, outcome: Decision | PlainRefusal | Exception) -> Answer:
         """The answer to an acquire."""
@@ -172,7 +178,10 @@ def settled(operation: Correction) -> Answer:
     """The answer to a settle."""
     outcome = operation.outcome
     if outcome is None:  # by far the most
-        return Answer(200, JSON, plain_answers.settled_body(operation))
+        try:
+            return Answer(200, JSON, plain_answers.settled_body(operation))
+        except Exception as error:
+            return failure(error)
     if isinstance(outcome, Settled):
         return Answer(200, JSON, _encode(_settled(outcome)))
     return failure(outcome)

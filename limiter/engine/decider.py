@@ -10,6 +10,7 @@ is back.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +52,8 @@ from limiter.store.flush import Asking
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
 from limiter.store.layout import REPLY_SIZE, unpack_acquire
+
+log = logging.getLogger(__name__)
 
 _DEBITED = Verdict.DEBITED
 _GRANTED = AcquireStatus.GRANTED
@@ -207,10 +210,13 @@ class Decider:
                     operations = going.setdefault(slot, [])
                 operations.append(operation)
             except Exception as error:  # what is wrong with one must not cost the others their answers
-                operation.finish(error)
+                if operation.is_over:  # it was answered; a second answer would be another's
+                    log.exception("an answer could not be handed over")
+                else:
+                    operation.finish(error)
         for slot, operations in going.items():
             if repeater.refusals.untold:
-                repeater.tell_along(slot, operations, deadline_s)
+                repeater.tell_along(slot, operations, loop_s)
             self._buckets.acquires.start_many(slot, operations, deadline_s=deadline_s)
         if repeated:
             self._repeat(repeated)

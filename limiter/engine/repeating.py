@@ -124,12 +124,17 @@ class Repeater:
         found.answer = Heard(operation.shape, operation.rows, answers, now_us, refused)
         self.refusals.remember(found, now_s)
 
-    def tell_along(self, slot: Slot, operations: list[Any], deadline_s: float) -> None:
-        """Let what is untold of a slot go along with its next call."""
+    def tell_along(self, slot: Slot, operations: list[Any], now_s: float) -> None:
+        """Let what is untold of a slot go along with its next call: if that asks the same bucket, or it has ended.
+
+        The rest waits for the timer: told with every call, it would cost the store as much as if it had been asked.
+        """
+        asked = {bucket for operation in operations for bucket in operation.buckets}
         for key, refused in list(self.refusals.untold.items()):
-            if refused.place == slot:
+            ended = refused.until_s <= now_s or refused.buckets[refused.binding] in asked
+            if ended and refused.place == slot:
                 del self.refusals.untold[key]
-                operations.append(_Telling(self, refused, deadline_s))
+                operations.append(_Telling(self, refused, now_s + self._deadline_s))
 
     def tell_all(self) -> None:
         """Tell everything that is untold, now."""

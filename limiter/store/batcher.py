@@ -118,7 +118,13 @@ class Batcher(Generic[WaitT]):
 
     def _start(self, lane: _Lane[WaitT]) -> None:
         lane.scheduled = False
-        packed = self._script.take(lane.waiting)
+        try:
+            packed = self._script.take(lane.waiting)
+        except Exception as error:  # what is wrong with the first one must not keep the others waiting
+            log.exception("an operation cannot be packed")
+            lane.waiting.popleft().tell(error)
+            self._start(lane)
+            return
         if not packed.operations:
             self._forget_if_idle(lane)
             return

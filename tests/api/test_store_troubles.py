@@ -117,8 +117,11 @@ def test_f_s10_a_second_loss_before_the_acknowledgement_is_named_too(valkey: Ser
         told = "lost its policies 2 times, first at"
         for node in nodes:
             eventually(lambda node=node: told in losses(node)[0], what="both are told")  # type: ignore[misc]
-        times = lambda: client.get("/v1/store/loss").json().get("loss", {}).get("times")  # noqa: E731
-        eventually(lambda: times() == 2, what="both are kept")
+
+        def times_kept() -> object:
+            return client.get("/v1/store/loss").json().get("loss", {}).get("times")
+
+        eventually(lambda: times_kept() == 2, what="both are kept")
         shown = client.get("/v1/store/loss").json()["loss"]
         assert [policy["name"] for policy in shown["policies"]] == ["three", "two", "made"]
         assert (shown["times"], shown["more"]) == (2, 0)

@@ -172,3 +172,17 @@ async def test_without_the_memory_the_store_is_always_asked(decider: Decider, li
     calls = len(link.calls)
     await refused(decider, ask())
     assert len(link.calls) == calls + 1
+
+
+async def test_only_what_ended_or_is_asked_goes_along_with_a_call(decider: Decider, link: Watched) -> None:
+    """Told with every call, many hot buckets would cost the store as much as if they had been asked."""
+    for customer in ("c1", "c2"):
+        await decider.acquire(ask(100, customer))
+        await refused(decider, ask(5, customer))
+        await refused(decider, ask(5, customer))
+    untold = decider.repeater.refusals.untold
+    assert len(untold) == 2
+    await decider.acquire(ask(5, "c3"))
+    assert len(untold) == 2
+    await decider.acquire(ask(1, "c1"))
+    assert [refused.buckets for refused in untold.values()] == [["reads:c2"]]
