@@ -84,7 +84,8 @@ def _mapping(at: str, value: Any, kind: inspect.DictType) -> Iterator[FieldProbl
     for name, inner in islice(value.items(), kind.max_length):  # of too many, the first
         if not _fits(name, kind.key_type):
             yield FieldProblem(at, f"the name {shown(name)}", f"names that are {_allowed(kind.key_type)}")
-        yield from _any(_inside(at, name), inner, kind.value_type)
+        if not _fits(inner, kind.value_type):  # no mapping holds another, nor an object
+            yield FieldProblem(_inside(at, name), shown(inner), _allowed(kind.value_type))
 
 
 def _twice(at: str, value: Fields) -> Iterator[FieldProblem]:
@@ -118,6 +119,8 @@ def is_text(value: str) -> bool:
     """Whether it is Unicode text, which half of a surrogate pair is not, nor is a number where text is wanted."""
     if isinstance(value, Odd):
         return False
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:
