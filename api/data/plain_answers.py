@@ -17,8 +17,10 @@ from limiter.engine.settler import Correction
 from limiter.model.bucket.decision import REASON_OF, YEAR_MS, YEAR_S, PlainRefusal
 from limiter.model.policy.limit import Limit
 
-FACES_MAX = 1024
-"""Kept of one limit: a steered cap has many rates."""
+FACES_MAX = 4096
+"""Kept of all limits, about 2 KB each: a steered cap has many rates, and each key its own."""
+
+_faces: dict[tuple[Limit, float, float, bool], Face] = {}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,12 +74,12 @@ class Face:
 
 def face_of(limit: Limit, capacity: float, rate: float, in_requests: bool) -> Face:
     """The face of a limit, made when it is first seen."""
-    key, faces = (capacity, rate, in_requests), limit.faces
-    face: Face | None = faces.get(key)
+    key = (limit, capacity, rate, in_requests)
+    face = _faces.get(key)
     if face is None:
-        if len(faces) >= FACES_MAX:
-            faces.clear()
-        face = faces[key] = Face(limit, capacity, rate, in_requests)
+        if len(_faces) >= FACES_MAX:
+            _faces.clear()
+        face = _faces[key] = Face(limit, capacity, rate, in_requests)
     return face
 
 
@@ -88,7 +90,7 @@ def rendered(operation: Operation) -> tuple[bytes, bytes]:
         return _head_of_many(operation), body(operation)
     ((code, balance, _, rate, capacity),) = values  # by far the most
     limit = operation.limits[0]
-    face: Face | None = limit.faces.get((capacity, rate, code >= IN_REQUESTS))
+    face = _faces.get((limit, capacity, rate, code >= IN_REQUESTS))
     if face is None:
         face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
     full_ms = (capacity - balance) / rate * 1e3

@@ -16,8 +16,11 @@ from limiter.model.policy.policy_set import Namespace, PolicySet
 from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode, limit_at
 
-SHAPES_KEPT_MAX = 16_384
+SHAPES_KEPT_MAX = 8192
 """Combinations of values of one namespace whose shape is remembered."""
+
+VALUES_KEPT_MAX = 256
+"""Characters of a combination that is remembered."""
 
 
 class Planner:
@@ -148,9 +151,11 @@ class _Space:
 
     def find(self, values: tuple[str | None, ...], descriptor: Mapping[str, str]) -> Shape:
         """The shape of a descriptor with these values, kept within bounds: clients make up values."""
-        if len(self.shapes) >= SHAPES_KEPT_MAX:
-            self.shapes.clear()
-        self.shapes[values] = shape = self._matcher.match(descriptor)
+        shape = self._matcher.match(descriptor)
+        if sum([len(value) for value in values if value is not None]) <= VALUES_KEPT_MAX:
+            if len(self.shapes) >= SHAPES_KEPT_MAX:
+                self.shapes.clear()
+            self.shapes[values] = shape
         return shape
 
     def fits(self, spread: Namespace, rules: Mapping[str, Rule]) -> bool:

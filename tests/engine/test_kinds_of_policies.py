@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from limiter.controller.plan import make_plans
+from limiter.engine import planner as planning
 from limiter.engine.decider import Decider
 from limiter.engine.planner import Planner
 from limiter.engine.shape import want
@@ -323,3 +324,15 @@ async def test_p12_an_absent_dimension_is_no_listed_key(decider: Decider) -> Non
     enforce(decider, RATED | {"rates": {"customer": {"": 500}}})
     assert granted(await decider.acquire(AcquireRequest({"region": "eu"}))).limits[0].rate == SLOW
     assert granted(await decider.acquire(rated(""))).limits[0].rate == 500
+
+
+def test_what_is_remembered_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients make up values, long ones too."""
+    monkeypatch.setattr(planning, "SHAPES_KEPT_MAX", 50)
+    found = Planner(read_policy_set({"policies": [{"name": "reads", "match": {"customer": "*"}, "rate": 1}]}))
+    for number in range(200):
+        found.cover("default", {"customer": f"c{number}"})
+        found.cover("default", {"customer": f"c{number}" * 100})
+    shapes = found._spaces["default"].shapes
+    assert 0 < len(shapes) <= 50
+    assert max(len(value or "") for values in shapes for value in values) <= planning.VALUES_KEPT_MAX

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 from limiter.model.bucket.admission import class_minimum
@@ -38,7 +38,7 @@ class Limit:
     time."""
 
     __slots__ = (
-        "bucket", "charge", "counts", "expectations", "faces", "how_estimated", "how_unsaid", "is_known", "is_plain",
+        "bucket", "charge", "counts", "expectations", "how_estimated", "how_unsaid", "is_known", "is_plain",
         "key", "learned", "listens", "mechanism", "minimums", "name", "on_store_failure", "per", "period", "rated",
         "rated_by", "rated_codes", "request_max", "retries", "shadow", "sheds", "terms", "weighs_requests", "weights",
         "zone",
@@ -82,8 +82,6 @@ class Limit:
         self.minimums = _minimums(policy, self.terms)
         self.rated_by, self.rated = _rated(policy, partitions)
         """The dimension whose listed values have a rate of their own, and their limits (P12); None without any."""
-        self.faces: dict[tuple[float, float, bool], Any] = {}
-        """Cache of the renderer: how its buckets are shown, by capacity, rate and whether they count requests."""
         self.rated_codes: dict[str, Limit] | None = None
         """The same by what the values are in the names of buckets, once somebody has asked."""
 

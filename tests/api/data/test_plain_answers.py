@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,3 +98,12 @@ def test_a_settle_is_the_same_bytes(amounts: Any, told: Any, bucket: Any) -> Non
     operation.plain = (*amounts, *told, *bucket, 1_790_000_000)
     expected = render._encode(render._settled(operation.settled()))
     assert plain_answers.settled_body(operation) == expected
+
+
+def test_what_is_kept_of_limits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cap that is steered has another rate with every cycle, and each key its own."""
+    monkeypatch.setattr(plain_answers, "FACES_MAX", 50)
+    for number in range(200):
+        operation = operation_of("one", [(1, 1.0, 1.0, 1.0 + number, 10.0)], 1.0, 60_000)
+        plain_answers.rendered(operation)
+        assert len(plain_answers._faces) <= 50
