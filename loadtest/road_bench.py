@@ -126,8 +126,8 @@ def judge(found: dict[str, Scenario]) -> tuple[list[Line], bool]:
     refusal, repeated = found["refusal"].both / grant.both, found["repeated"].both / grant.both
     against = {
         "three": f"each further policy: {(three.node - grant.node) / 2:.1f} + {(three.store - grant.store) / 2:.1f} µs",
-        "refusal": f"{refusal:.2f} of a grant (at most {REFUSAL_MAX})",
-        "repeated": f"{repeated:.2f} of a grant (at most {REPEATED_MAX})",
+        "refusal": _against_a_grant(refusal, REFUSAL_MAX),
+        "repeated": _against_a_grant(repeated, REPEATED_MAX),
     }
     lines: list[Line] = [
         (
@@ -137,6 +137,11 @@ def judge(found: dict[str, Scenario]) -> tuple[list[Line], bool]:
         for name, scenario in found.items()
     ]  # fmt: skip
     return lines, refusal <= REFUSAL_MAX and repeated <= REPEATED_MAX
+
+
+def _against_a_grant(share: float, most: float) -> str:
+    told = f"{share:.2f} of a grant (at most {most})"
+    return told if share <= most else f"{told} **missed**"
 
 
 def render_markdown(lines: list[Line]) -> str:
