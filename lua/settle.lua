@@ -5,7 +5,8 @@ KEYS[1]   reply         string, this call's reply, kept so that a repeat changes
 KEYS[2]   sampling      string, number of the sampling epoch, moved by the controller
 KEYS[3]   touched       list of the buckets changed since the last sampling
 KEYS[4..] buckets       string records, see lib/record.lua; after them a tombstone for each reservation
-ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_us (0 = never), number of buckets
+ARGV[1]   head          now_us (0 = server clock; only tests send one, below 0 to have the general form decide),
+                        expires_us (0 = never), number of buckets
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params, 0 where its policy is gone
 ARGV[4]   operations    tombstone, final and class (bits), buckets, work, requests, latency_ms, expected_ms, acquired_us,

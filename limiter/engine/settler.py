@@ -13,6 +13,7 @@ from struct import Struct
 from typing import Any, Protocol
 
 from limiter.engine.errors import NotDecided, SettledOtherwise, UnknownReservation
+from limiter.engine.operation import NO_LATENCY
 from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
 from limiter.engine.store_health import StoreHealth
@@ -32,7 +33,6 @@ from limiter.store.flush import IN_CLASS, Settling, corrected
 from limiter.store.keys import Slot
 from limiter.store.layout import PRESENT, REPLY_SIZE, SETTLED_IN_REQUESTS, pack_params, unpack_settle
 
-NO_LATENCY = float("nan")
 _DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"
 
 
