@@ -5,7 +5,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 ASKED := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 VERSION := $(shell $(ASKED) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help run test quick long fresh lint fmt bench loadtest proof campaign lock clean
+.PHONY: help run test quick long fresh lint fmt bench judge loadtest proof campaign lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: .venv/run.stamp ## measure this machine: scripts, batcher, controller, by
 	$(BIN)/headgate bench
 	$(BIN)/python -m loadtest.http_bench
 	$(BIN)/python -m loadtest.road_bench
+
+judge: .venv/run.stamp ## every control law against scenarios in virtual time, as tables with verdicts: ROWS=, SEEDS="7 8"
+	nice $(BIN)/python -m loadtest.simulation judge $(if $(ROWS),--rows $(ROWS)) $(SEEDS:%=--seed %)
 
 loadtest: .venv/test.stamp ## Locust users against a fresh Headgate: SHAPE=steady|ramp|spike|soak, SECONDS=, WORKERS=
 	$(BIN)/python -m loadtest.locust --shape $(or $(SHAPE),steady) --seconds $(or $(SECONDS),0) --workers $(or $(WORKERS),0)

@@ -1,1 +1,1 @@
-"""The HTTP face of Headgate."""
+"""The HTTP API of Headgate."""

@@ -1,4 +1,4 @@
-"""The FastAPI application: every route, with the errors of the framework itself as problem+json."""
+"""The FastAPI application: all routes, with the framework's own errors as problem+json."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from api.routes import (
     data_routes,
     gate,
     health_routes,
+    lease_routes,
     loss_routes,
     signal_routes,
     uncovered_routes,
@@ -41,14 +42,14 @@ from api.routes.responses import respond
 from api.transport.observed import Observed
 from api.transport.tracing import Tracing
 from limiter.engine.engine import Engine
-from limiter.engine.errors import RequestError
+from limiter.engine.request_errors import RequestError
 from limiter.metrics.processes import Shelf
 from limiter.model.policy.problems import PolicyError
 from limiter.settings import Settings
-from limiter.store.errors import StoreError
 from limiter.store.inspect import CursorError
-from limiter.store.policies.policies import PolicyMissing, RevisionConflict
 from limiter.store.policies.policy_sets import OwnedByOthers
+from limiter.store.policies.policy_store import PolicyMissing, RevisionConflict
+from limiter.store.store_errors import StoreError
 
 MODULES = (
     data_routes,
@@ -57,6 +58,7 @@ MODULES = (
     namespace_routes,
     audit_routes,
     bucket_routes,
+    lease_routes,
     controller_routes,
     uncovered_routes,
     health_routes,
@@ -67,18 +69,18 @@ MODULES = (
 
 DATA_PLANE = (data_routes, signal_routes)
 OPEN = (health_routes, metrics_routes, docs_page)
-"""Without a key, or by a rule of their own."""
+"""Routes without an API key, or with a rule of their own."""
 
 
 def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = None) -> FastAPI:
-    """The application over an engine that somebody else starts and stops."""
+    """Return the application over an engine that the caller starts and stops."""
     plane = Plane(engine.decider, settings)
     metrics = NodeMetrics(engine, plane, settings.metrics_dir)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with _in_background(metrics.shelf):
-            # What uvicorn hands to its protocols: the fast lane finds the data plane here.
+            # uvicorn passes its state to its protocols: the fast lane finds the data plane here.
             yield {
                 "plane": plane,
                 "tracing": tracing,
@@ -114,7 +116,7 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
 
 @asynccontextmanager
 async def _in_background(shelf: Shelf | None) -> AsyncIterator[None]:
-    """Leave this process's metrics for the others meanwhile, if there are any."""
+    """Write this process's metrics for the other processes, if there are any, while the context is open."""
     if shelf is None:
         yield
         return
@@ -127,14 +129,13 @@ async def _in_background(shelf: Shelf | None) -> AsyncIterator[None]:
 
 
 class Methods:
-    """HEAD wherever there is GET, and OPTIONS everywhere."""
+    """Adds HEAD wherever there is GET, and OPTIONS everywhere."""
 
     def __init__(self, app: ASGIApp, routes_of: FastAPI) -> None:
         self._app = app
         self._routes_of = routes_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         method = scope.get("method")
         if method == "HEAD":
             asked = {**scope, "method": "GET"}  # the server knows that it was HEAD, and sends no body
@@ -148,7 +149,7 @@ class Methods:
 
 
 def allowed_methods(app: FastAPI, scope: Scope) -> list[str]:
-    """Every method that the path of a request has; none if there is no such path."""
+    """Return all methods of a request's path; none if there is no such path."""
     methods: set[str] = set()
     for route in (*app.routes, *(route for module in MODULES for route in module.router.routes)):
         found: set[str] | None = getattr(route, "methods", None)
@@ -188,7 +189,7 @@ async def _body_refused(_: Request, error: Exception) -> LastAnswer:
 
 async def _gone(_: Request, error: Exception) -> Response:
     assert isinstance(error, ClientDisconnect)
-    return Response(status_code=400)  # nobody is there to read it
+    return Response(status_code=400)  # the client has gone
 
 
 async def _failed(_: Request, error: Exception) -> Response:
@@ -200,7 +201,7 @@ _HANDLERS: dict[type[Exception], Any] = {
     RequestValidationError: _invalid,
     BodyRefused: _body_refused,
     ClientDisconnect: _gone,
-    # Those that mean something to the caller; whatever else comes is a 500, and the server logs it.
+    # Errors that mean something to the caller; any other is a 500, and the server logs it.
     **dict.fromkeys(
         [
             BadRequest,

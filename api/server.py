@@ -1,10 +1,11 @@
 """Serving: one process, or several that share a socket.
 
-    cancelled ──► the last call ──► what is in flight is answered ──► the engine drains ──► done (F-H8)
+    cancelled ──► the last call ──► requests in flight are answered ──► the engine drains ──► done (F-H8)
 
-Several workers are children of one supervisor, which binds the socket and gives it to each: a connection goes to
-whoever takes it first, and none waits at a worker that has died. They end with the supervisor, however it ends. When
-that is in order, it lets go of the socket before it tells them: the last worker to close it has emptied it.
+Several workers are children of one supervisor, which binds the socket and gives it to each: a connection goes to the
+worker that accepts it first, and none waits at a worker that has died. Workers end with the supervisor, however it
+ends. In an orderly end it closes the socket before it stops them: the last worker to close it has accepted all
+connections.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 GRACE_S = 30
-GARBAGE_MIN = 100_000  # objects more than were freed, before the collector looks
+GARBAGE_MIN = 100_000  # new objects before the collector runs
 
 Started = Callable[[], None]
 
@@ -53,14 +54,14 @@ class _Server(uvicorn.Server):
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
-        await self.on_tick(0)  # so that the first answers have a date too
+        """Listen, and call `on_started`."""
+        await self.on_tick(0)  # so that the first answers have a date, too
         await super().startup(sockets)
         if self.started:
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take in who is at the door, close it, and answer everybody."""
+        """Accept the connections that have arrived, close the socket, and answer all requests."""
         await last_call(sockets or [])
         await super().shutdown(sockets)
 
@@ -71,10 +72,10 @@ class _Server(uvicorn.Server):
 
 
 def tame_collector() -> None:
-    """Let the garbage collector look seldom, and not at what start-up left for good.
+    """Make the garbage collector run seldom, and skip the objects of start-up.
 
-    Nothing on the hot path forms cycles, so what it makes goes by itself; the collector's usual eagerness, with
-    thousands of requests in flight, would cost more than serving them.
+    Nothing on the hot path forms cycles, so its objects are freed at once; with thousands of requests in flight the
+    collector's usual frequency would cost more than serving them.
     """
     gc.collect()
     gc.freeze()
@@ -82,9 +83,9 @@ def tame_collector() -> None:
 
 
 async def serve(settings: Settings, url: str, *, on_started: Callable[[str], None] = lambda _: None) -> None:
-    """Serve the API on the store at a URL until cancelled; then answer what is in flight, and return.
+    """Serve the API on the store of a URL until cancelled; then answer the requests in flight, and return.
 
-    `on_started` is told where the API is. `SettingsError` or `PolicyError` before anything listens (F-P1).
+    `on_started` receives the API's address. Raises `SettingsError` or `PolicyError` before anything listens (F-P1).
     """
     settings.check_exposure()
     if settings.policies is not None:
@@ -131,7 +132,7 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracing | None]:
         yield tracing
     finally:
         if tracing is not None:
-            # It waits for the collector, within its own bounds.
+            # Its end waits for the collector of traces, within its own bounds.
             await asyncio.to_thread(tracing.close)
 
 
@@ -142,7 +143,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         log_config=None,
-        access_log=False,  # ours tells more: `api.transport.access`
+        access_log=False,  # `api.transport.access` writes a better one
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -153,7 +154,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def bind(settings: Settings) -> list[socket.socket]:
-    """Sockets on the address that the settings name; `SettingsError` if that cannot be had."""
+    """Return sockets on the configured address; raise `SettingsError` if it is not available."""
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -177,7 +178,7 @@ def bind(settings: Settings) -> list[socket.socket]:
 
 
 def address(sockets: Sequence[socket.socket], settings: Settings) -> str:
-    """Where the API is, as a URL."""
+    """Return the API's URL."""
     host, port = sockets[0].getsockname()[:2]
     scheme = "https" if settings.tls_certificate else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -186,7 +187,7 @@ def address(sockets: Sequence[socket.socket], settings: Settings) -> str:
 async def supervise(
     settings: Settings, url: str, sockets: Sequence[socket.socket], on_started: Started = lambda: None
 ) -> None:
-    """Keep as many workers running as the settings say, until cancelled."""
+    """Keep the configured number of workers running, until cancelled."""
     for bound in sockets:
         bound.listen(BACKLOG)
         bound.set_inheritable(True)
@@ -200,7 +201,7 @@ async def supervise(
                 await event.wait()
             on_started()
             await asyncio.Event().wait()  # until cancelled
-        finally:  # before the group tells the workers
+        finally:  # before the task group stops the workers
             turn_away(sockets)
             for bound in sockets:
                 bound.close()
@@ -212,10 +213,10 @@ def _worker_environment(settings: Settings, url: str) -> dict[str, str]:
 
 
 async def _run_worker(environment: Mapping[str, str], sockets: Sequence[socket.socket], started: asyncio.Event) -> str:
-    """One worker's life; cancelled, it is asked to end and waited for."""
+    """Run one worker and return how it ended; when cancelled, ask it to end and wait."""
     says, told = os.pipe()
     fds = [bound.fileno() for bound in sockets]
-    worker = [sys.executable, "-m", "api.worker", str(told), *map(str, fds)]
+    worker = [sys.executable, "-m", "api.worker_process", str(told), *map(str, fds)]
     loop = asyncio.get_running_loop()
     loop.add_reader(says, _hear, says, started)
     try:

@@ -1,9 +1,9 @@
-"""API keys as they are configured: who may do what.
+"""API keys as they are configured, and the permissions of each.
 
-A key is a random text that its holder alone has; an entry has only its hash. Each has a role: a `caller` uses the
-data plane, a `viewer` reads what is managed, an `admin` does everything. A key may be bound to one namespace.
+A key is a random text that only its holder has; the configuration holds its hash. Each key has a role: a `caller` uses
+the data plane, a `viewer` reads what is managed, an `admin` does everything. A key may be bound to one namespace.
 
-Without keys everybody may do everything, which is why that is allowed on loopback only (see `limiter.settings`).
+Without keys everybody may do everything; that is allowed on loopback only (see `limiter.settings`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _BLANKS = frozenset(
     hashlib.sha256("".join(blank).encode()).digest() for size in range(5) for blank in product(" \t\r\n", repeat=size)
 )
-"""Hashes of keys that are empty or nothing but white space: what `echo | sha256sum` makes of an unset variable."""
+"""Hashes of keys that are empty or white space only: the result of `echo | sha256sum` on an unset variable."""
 
 
 Right = Literal["use", "view", "manage"]
@@ -46,17 +46,17 @@ RIGHTS: dict[Role, frozenset[Right]] = {
 
 
 class KeyEntryError(ValueError):
-    """An entry of the list of keys that cannot be used. The hash is not shown."""
+    """An entry of the list of keys cannot be used. The message does not show the hash."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who is asking."""
+    """The identity and permissions of a caller."""
 
     name: str
     role: Role
     namespace: str | None = None
-    """The only namespace it may touch; None: any."""
+    """The only namespace that it may use; None: any."""
     max_criticality: Criticality | None = None
     """The highest class that its requests may have; None: any (Q12)."""
 
@@ -70,12 +70,12 @@ class KeyEntry:
 
 
 def read_keys(text: str) -> list[KeyEntry]:
-    """The entries of a list, none only of an empty text; KeyEntryError names the first that cannot be used."""
+    """Parse a list of keys; raise KeyEntryError for the first invalid entry. Only an empty text has no entries."""
     entries = [_read_entry(number, entry.strip()) for number, entry in enumerate(text.split(","), 1)] if text else []
     names = Counter(entry.principal.name for entry in entries)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
-        raise KeyEntryError(f"the name {twice!r} stands twice; each key needs its own")
+        raise KeyEntryError(f"the name {twice!r} occurs twice; each key needs its own")
     by_digest: dict[bytes, str] = {}
     for entry in entries:
         name = entry.principal.name
@@ -86,7 +86,7 @@ def read_keys(text: str) -> list[KeyEntry]:
 
 
 def _read_entry(number: int, entry: str) -> KeyEntry:
-    if not entry:  # as of a variable that was not set: without any key, everybody may do everything
+    if not entry:  # perhaps an unset variable: without any key, everybody may do everything
         raise KeyEntryError(f"entry {number} is blank; entries are separated by one comma each, with none at the end")
     parts = entry.split(":")
     if len(parts) not in (3, 4, 5):
@@ -119,7 +119,7 @@ def _read_class(text: str, place: str, role: Role) -> Criticality:
 
 
 def new_key(name: str, role: str, namespace: str | None = None, max_criticality: str | None = None) -> tuple[str, str]:
-    """A fresh key, and the entry to configure for it."""
+    """Return a new key, and the entry to configure for it."""
     key = KEY_PREFIX + token_urlsafe(KEY_RANDOM_BYTES)
     digest = hashlib.sha256(key.encode()).hexdigest()
     more = [namespace or "", max_criticality] if max_criticality else [namespace] if namespace else []
@@ -129,7 +129,7 @@ def new_key(name: str, role: str, namespace: str | None = None, max_criticality:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """True if only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

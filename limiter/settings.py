@@ -1,6 +1,6 @@
-"""Settings: `HEADGATE_…` environment variables, read once, checked whole.
+"""Settings: `HEADGATE_…` environment variables, read once and checked together.
 
-A variable that is no setting is refused by name: a misspelt one would otherwise be ignored in silence.
+An unknown variable with the prefix is refused by name: a misspelt one would otherwise be ignored in silence.
 """
 
 import difflib
@@ -22,7 +22,7 @@ PREFIX = "HEADGATE_"
 SERVICE_LINK = "HEADGATE_SERVICE_HOST"
 SECRET_MIN_CHARACTERS = 16
 LEASE_CYCLES_MIN = 4
-"""A lease is renewed by each cycle: it has to outlast a few that were late."""
+"""Each cycle renews the lease, so it has to outlast a few late cycles."""
 
 
 class SettingsError(Exception):
@@ -30,9 +30,9 @@ class SettingsError(Exception):
 
 
 class Settings(BaseSettings):
-    """What can be set from outside. The field `data_dir` is the variable `HEADGATE_DATA_DIR`, and so on.
+    """The settings. The field `data_dir` is the variable `HEADGATE_DATA_DIR`, and so on.
 
-    Whatever may hold a password is a `SecretStr`, so that no log or traceback shows it.
+    A field that may hold a password is a `SecretStr`, so that no log or traceback shows it.
     """
 
     # An empty variable counts as unset: that is how one is "removed" in most deployment files.
@@ -89,7 +89,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls) -> Self:
-        """The settings in the environment, or `SettingsError` with everything that is wrong with them."""
+        """Read the settings from the environment; raise `SettingsError` with everything that is wrong with them."""
         if SERVICE_LINK in os.environ:
             raise SettingsError(
                 f"{SERVICE_LINK}, and HEADGATE_PORT with it, comes from Kubernetes, for a Service called headgate: put "
@@ -101,13 +101,13 @@ class Settings(BaseSettings):
         except ValidationError as error:
             problems += map(_problem, error.errors(include_url=False))
         if problems:
-            # Not chained: the original shows what was entered.
+            # Not chained: the original shows the values.
             raise SettingsError("\n".join(problems)) from None
         return settings
 
     @classmethod
     def variables(cls) -> list[str]:
-        """Every variable that there is."""
+        """Return the names of all variables."""
         return [PREFIX + name.upper() for name in cls.model_fields]
 
     @field_validator("redis_url")
@@ -154,7 +154,7 @@ class Settings(BaseSettings):
         return self
 
     def check_exposure(self) -> None:
-        """`SettingsError` if others could reach the API and nothing would ask them who they are."""
+        """Raise `SettingsError` if other machines could reach the API without an API key."""
         if not read_keys(self.api_keys) and not is_loopback(self.host):
             raise SettingsError(
                 f"HEADGATE_HOST is {self.host!r}, which others can reach, and there are no API keys: make one with "
@@ -165,7 +165,7 @@ class Settings(BaseSettings):
 def _unknown_variables(known: list[str]) -> Iterator[str]:
     for name in sorted(os.environ):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
-            # Without the prefix, which would make everything alike.
+            # Without the prefix, which would make all names similar.
             fields = [variable.removeprefix(PREFIX) for variable in known]
             nearest = difflib.get_close_matches(name.upper().removeprefix(PREFIX), fields, n=1)
             hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else f"the settings are {', '.join(known)}"
@@ -173,12 +173,12 @@ def _unknown_variables(known: list[str]) -> Iterator[str]:
 
 
 def _problem(error: ErrorDetails) -> str:
-    """One line for one field. What was entered is shown only where it cannot be a secret."""
-    if not error["loc"]:  # of settings together
+    """Return one line for one field. It shows the value only if that cannot be a secret."""
+    if not error["loc"]:  # a check of several settings together
         return str(error["ctx"]["error"])
     field = str(error["loc"][0])
     variable = PREFIX + field.upper()
-    if "error" in error.get("ctx", {}):  # raised by a validator of ours
+    if "error" in error.get("ctx", {}):  # raised by one of our validators
         return f"{variable}: {error['ctx']['error']}"
     wanted = Settings.model_fields[field].description if error["type"] == "string_pattern_mismatch" else error["msg"]
     assert wanted, f"{field} has a description"

@@ -1,1 +1,1 @@
-"""Load on Headgate, and what it shows: benchmarks, experiments, simulations, Locust users, the proof of a fleet."""
+"""Load tests of Headgate: benchmarks, experiments, simulations, Locust users, the proof of a fleet."""

@@ -1,6 +1,6 @@
 """Load on one URL from this machine: keep-alive connections that ask without pause, with random customers.
 
-`wrk` where it is installed, which takes the least of the machine for itself; else connections of asyncio.
+Uses `wrk` if it is installed, which takes the least of the machine for itself; otherwise connections of asyncio.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0}
 
 @dataclass
 class Load:
-    """What came of it."""
+    """The result of a run."""
 
     requests_per_s: float
     p50_ms: float
@@ -55,7 +55,6 @@ class Load:
 
 
 def run(url: str, *, connections: int, seconds: float, batch: int = 1, customers: int = CUSTOMERS) -> Load:
-    """Put load on a URL."""
     if shutil.which("wrk"):
         return _wrk(url, connections=connections, seconds=seconds, batch=batch, customers=customers)
     command = [
@@ -94,7 +93,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask the first time."""
+        """Send the first request."""
         self._transport = transport
         self._ask()
 
@@ -103,11 +102,11 @@ class _Connection(asyncio.Protocol):
         self._transport.write(self._load.request())  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
-        """A part of an answer."""
+        """Take a part of an answer."""
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        """An answer."""
+        """Count an answer, and send the next request."""
         self._load.took_s.append(time.perf_counter() - self._asked_s)
         if self._parser.get_status_code() != 200:
             self._load.errors += 1
@@ -115,7 +114,7 @@ class _Connection(asyncio.Protocol):
             self._ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It should not end."""
+        """Count it as an error: connections should not end."""
         self._load.errors += not self._load.over
 
 
@@ -133,7 +132,6 @@ class _Generator:
         self.over = False
 
     def request(self) -> bytes:
-        """The next request."""
         if self._batch == 1:
             body = self._one("")
         else:
@@ -164,7 +162,7 @@ def _at(took_s: list[float], share: float) -> float:
 
 
 def main() -> None:
-    """Run as a program of its own, so that it has a core of its own."""
+    """Run as a separate program, so that it can have a core of its own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--connections", type=int, default=64)

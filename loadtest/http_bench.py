@@ -1,7 +1,7 @@
-"""Acquires a second over HTTP on this machine: `python -m loadtest.http_bench`.
+"""Acquires per second over HTTP on this machine: `python -m loadtest.http_bench`.
 
 One run, interleaved rounds, everything on the same machine: the load generator, one API process at a time, the
-store. What counts are the ratios.
+store. Only the ratios matter.
 
     (a) the yardstick: FastAPI, one redis-py script call each     (c) the fast lane
     (b) our FastAPI routes, the fast lane off                     (d) the fast lane, batches of 100
@@ -43,7 +43,7 @@ MEMORY_CUSTOMERS = 1_000_000
 MEMORY_MAX_MB = 250
 PROBE_PAUSE_S = 0.05
 TO_YARDSTICK_MIN = 8 if which("wrk") is None else 11
-"""A load generator that takes as much of the machine as the node leaves it less to show."""
+"""Lower without wrk: another load generator takes as much of the machine as the node, which leaves less to show."""
 PATIENT = {"HEADGATE_DEADLINE_MS": "1000"}
 """64 batches at once are 6400 operations in a queue: a client that sends so many has to wait for them."""
 
@@ -64,31 +64,31 @@ class Variant:
     yardstick: bool = False
     loads: list[Load] = field(default_factory=list)
     probes: list[bool] = field(default_factory=list)
-    """Of the acquires asked one by one during the load: whether the store decided them."""
+    """For each acquire that was sent singly during the load: whether the store decided it."""
 
     @property
     def acquires_per_s(self) -> float:
-        """The middle of the rounds."""
+        """The median of the rounds."""
         return median(load.requests_per_s for load in self.loads) * self.batch
 
     @property
     def p99_ms(self) -> float:
-        """The middle of the rounds."""
+        """The median of the rounds."""
         return median(load.p99_ms for load in self.loads)
 
     @property
     def decided_share(self) -> float:
-        """Of the probes, how many the store decided, and not the node by itself."""
+        """Share of the probes that the store decided, and not the node alone."""
         return sum(self.probes) / len(self.probes) if self.probes else 0.0
 
     @property
     def errors(self) -> int:
-        """Of all rounds."""
+        """The errors of all rounds."""
         return sum(load.errors for load in self.loads)
 
 
 def variants() -> list[Variant]:
-    """What is compared."""
+    """Return the variants to compare."""
     return [
         Variant("(a) yardstick: FastAPI, a script call each", yardstick=True),
         Variant("(b) FastAPI routes", environment={"HEADGATE_FAST_LANE": "off"}),
@@ -99,7 +99,7 @@ def variants() -> list[Variant]:
 
 @contextmanager
 def serving(variant: Variant, url: str, policies: Path) -> Iterator[tuple[str, int]]:
-    """The variant's server, ready: its address and its process id."""
+    """Start the variant's server; yield its address and its process id once it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -136,13 +136,13 @@ def _await(url: str) -> None:
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of a process that is really there."""
+    """Return the resident memory of a process."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 
 
 def ceiling(socket_path: str) -> float:
-    """Acquires a second of the store's script itself, in batches, with nothing around it."""
+    """Return the acquires per second of the store's script alone, in batches."""
     draw = Random(1)  # noqa: S311  the same in every run
     return ScriptBench(socket_path).batched(1000, lambda: draw.sample(range(CUSTOMERS), BATCH))
 
@@ -177,7 +177,7 @@ def _round(variant: Variant, url: str, policies: Path, seconds: float) -> None:
 
 @contextmanager
 def _probing(variant: Variant, base: str) -> Iterator[None]:
-    """Ask now and then during the load, and look at the answers: the load generator only counts them."""
+    """Send single acquires during the load, and look at the answers: the load generator only counts them."""
     over = threading.Event()
     request = urllib.request.Request(  # noqa: S310
         f"{base}/v1/acquire", PROBE.encode(), {"content-type": "application/json"}
@@ -198,7 +198,7 @@ def _probing(variant: Variant, base: str) -> Iterator[None]:
 
 
 def _memory(url: str, policies: Path, console: Console) -> float:
-    """A node's memory once it has seen about a million different customers."""
+    """Return a node's memory once it has seen about a million different customers."""
     console.print(f"memory after {MEMORY_CUSTOMERS:,} customers", style="dim")
     variant = Variant("memory", batch=BATCH_OF, path="/v1/batch", environment=PATIENT)
     with serving(variant, url, policies) as (base, pid):
@@ -215,7 +215,7 @@ Line = tuple[str, ...]
 
 
 def judge(rows: list[Variant], ceiling_per_s: float, memory_mb: float) -> tuple[list[Line], bool]:
-    """The lines of the table, and whether the aims are reached."""
+    """Return the lines of the table, and whether the aims are reached."""
     found = {variant.name[1]: variant for variant in rows}
     lines: list[Line] = []
     held = []
@@ -249,7 +249,7 @@ def render(lines: list[Line]) -> Table:
 
 
 def render_markdown(lines: list[Line]) -> str:
-    """The lines as they stand in the documents; an aim that was missed says so."""
+    """Return the lines as Markdown for the documents; a missed aim is marked."""
     rows = [HEAD, ("---", *["---:"] * 4, "---")]
     rows += [(*cells, f"{against} **missed**" if mark == "MISSED" else against) for *cells, against, mark in lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -269,7 +269,7 @@ def _judge(letter: str, found: dict[str, Variant], ceiling_per_s: float) -> tupl
 
 
 def main() -> int:
-    """Measure, print the table, and say by the exit status whether every aim was reached."""
+    """Measure and print the table; the exit status says whether every aim was reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)

@@ -1,10 +1,10 @@
-"""How long answers really take: a process that only asks, a few times a second over each of its connections.
+"""A probe of answer times: a process that only asks, a few times a second over each of its connections.
 
     python -m loadtest.probe <file> <connections to each> <node>…
 
-The users of a load test share one busy process and read answers long after they came. This one sleeps nearly all the
-time: what it measures is the node's time and what this machine makes it wait, and nothing is taken off. It has a
-service and a policy of its own, so that the limits under test see nothing of it.
+The users of a load test share one busy process and read answers long after they came. The probe sleeps nearly all the
+time: it measures the node's time and the delays of this machine, and nothing is subtracted. It has a service and a
+policy of its own, so that the limits under test are not affected.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pathlib import Path
 
 import msgspec
 
+from loadtest.headgate_processes import end, start
 from loadtest.locust.limits import WorkLimit
-from loadtest.processes import end, start
 
 EVERY_S = 0.2
-"""From one acquire over a connection to the next."""
+"""Time from one acquire over a connection to the next."""
 ANSWER_TIMEOUT_S = 5.0
 SERVICE = "probe"
 TENANTS = [f"t{number}" for number in range(20)]
-"""In turn, so that every partition is asked."""
+"""Used in turn, so that every partition is asked."""
 LIMIT = WorkLimit(name="probe", rate=1_000.0, capacity=1_000.0, debt_max=0.0, per=("tenant",))
 HEADERS = {"Content-Type": "application/json"}
 
@@ -42,14 +42,14 @@ class Probed(msgspec.Struct):
     at_s: float
     node: str
     latency_ms: float
-    """Until its answer was read, or it was known that none would come."""
+    """Time until its answer was read, or it was known that none would come."""
     status: int
-    """Of HTTP; 0 if no answer came."""
+    """Status of HTTP; 0 if no answer came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long calls took."""
+    """Durations of calls."""
 
     count: int
     late: int
@@ -58,7 +58,7 @@ class Times:
 
     @classmethod
     def of(cls, latencies_ms: Sequence[float], *, late_ms: float) -> Times:
-        """Of all of them."""
+        """Summarise the latencies."""
         ordered = sorted(latencies_ms)
         return cls(
             count=len(ordered),
@@ -73,13 +73,13 @@ def _percentile(ordered: Sequence[float], p: float) -> float:
 
 
 def policy() -> str:
-    """The probe's own limit, as a policy file has it."""
+    """Return the probe's own limit, as in a policy file."""
     return LIMIT.policy(SERVICE)
 
 
 @contextmanager
 def probing(file: Path, addresses: Sequence[str], *, connections: int = 1) -> Iterator[None]:
-    """A probe for as long as the block lasts; `read` says what it found."""
+    """Run a probe for as long as the block lasts; `read` returns its calls."""
     command = [sys.executable, "-m", "loadtest.probe", str(file), str(connections), *addresses]
     process = start(*command, env=dict(os.environ), is_heard=True)
     try:
@@ -89,7 +89,7 @@ def probing(file: Path, addresses: Sequence[str], *, connections: int = 1) -> It
 
 
 def read(file: Path) -> list[Probed]:
-    """What a probe wrote."""
+    """Read the calls that a probe wrote."""
     return [msgspec.json.decode(line, type=Probed) for line in file.read_bytes().splitlines()]
 
 
@@ -102,18 +102,17 @@ class Asker:
         self._connection = HTTPConnection(address.removeprefix("http://"), timeout=ANSWER_TIMEOUT_S)
 
     def ask(self, tenant: str) -> None:
-        """Acquire, and settle what was granted."""
+        """Acquire, and settle if granted."""
         descriptor = {"service": SERVICE, "tenant": tenant}
         status, answer = self._post("/v1/acquire", {"descriptor": descriptor, "work": 1})
         if status == 200:
             self._post("/v1/settle", {"reservation": json.loads(answer)["reservation"], "work": 1})
 
     def close(self) -> None:
-        """No more."""
         self._connection.close()
 
     def ask_for_ever(self, first_after_s: float) -> None:
-        """At its pace; a call that took longer is followed by the next at once."""
+        """Ask at its pace; a call that took longer is followed by the next at once."""
         due_s = time.perf_counter() + first_after_s
         for tenant in cycle(TENANTS):
             time.sleep(max(0.0, due_s - time.perf_counter()))
@@ -128,7 +127,7 @@ class Asker:
             answer = self._connection.getresponse()
             status, content = answer.status, answer.read()
         except (OSError, HTTPException):
-            self._connection.close()  # and opened again by the next call
+            self._connection.close()  # the next call opens it again
             status, content = 0, b""
         latency_ms = 1000 * (time.perf_counter() - began_s)
         self._tell(Probed(time.time(), self._address, latency_ms, status))
@@ -136,7 +135,7 @@ class Asker:
 
 
 def main(file: str, connections: str, *addresses: str) -> None:
-    """Ask until ended."""
+    """Ask until the process is ended."""
     everywhere = [address for address in addresses for _ in range(int(connections))]
     with Path(file).open("wb", buffering=0) as out:
         askers = [Asker(address, lambda one: out.write(msgspec.json.encode(one) + b"\n")) for address in everywhere]

@@ -1,7 +1,7 @@
-"""The figures in the documents, measured again: `python -m loadtest.report`.
+"""Measure the figures in the documents again: `python -m loadtest.report`.
 
 One run of `headgate bench`, `loadtest.http_bench` and `loadtest.road_bench` goes into the tables of docs/performance.md
-and README.md, between their marks. The exit status says whether every aim was reached; what was missed is written, too.
+and README.md, between their marks. The exit status says whether every aim was reached; missed aims are written, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PERFORMANCE, README = Path("docs/performance.md"), Path("README.md")
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured, and where."""
+    """The measurements and their machine."""
 
     machine: str
     scripts: list[bench.Row]
@@ -40,11 +40,11 @@ class Figures:
 
     @property
     def hold(self) -> bool:
-        """Whether every aim was reached."""
+        """True if every aim was reached."""
         return all(row.holds for row in self.scripts) and self._judged()[1] and road_bench.judge(self.road)[1]
 
     def tables(self) -> dict[str, str]:
-        """By the marks between which they belong."""
+        """Return the tables by the marks between which they belong."""
         return {
             "machine": self.machine,
             "http": http_bench.render_markdown(self._judged()[0]),
@@ -57,7 +57,7 @@ class Figures:
         return http_bench.judge(self.variants, self.ceiling_per_s, self.memory_mb)
 
     def _brief(self) -> str:
-        """What the README has of it."""
+        """Return the table of the README."""
         names = {"a": "a limiter as one would first write it", "c": "Headgate", "d": "Headgate, 100 to a request"}
         rows = [("one API process, 64 connections", "acquires/s", "p99"), ("---", "---:", "---:")]
         rows += [
@@ -74,7 +74,7 @@ class Figures:
 
 
 def machine() -> str:
-    """What the figures hang on, in a sentence."""
+    """Describe the machine and versions of the figures in a sentence."""
     load = os.getloadavg()[0]
     return (
         f"{os.cpu_count()} shared cores, load average {load:.1f} before the run; Python {platform.python_version()}; "
@@ -83,7 +83,7 @@ def machine() -> str:
 
 
 def write(figures: Figures, root: Path) -> None:
-    """Put the figures where they belong."""
+    """Write the figures into the documents."""
     for page in (PERFORMANCE, README):
         text = (root / page).read_text()
         for name, table in figures.tables().items():
@@ -92,7 +92,7 @@ def write(figures: Figures, root: Path) -> None:
 
 
 def measure(console: Console) -> Figures:
-    """Everything, one after the other: about five minutes."""
+    """Measure everything, one after the other: about five minutes."""
     where = machine()
     scripts = uvloop.run(bench.measure(rounds=5, scale=1.0, console=console))
     over_http = asyncio.run(http_bench.measure(3, 5.0, "", console))
@@ -100,7 +100,7 @@ def measure(console: Console) -> Figures:
 
 
 def main() -> int:
-    """Measure, write, and say by the exit status whether every aim was reached."""
+    """Measure and write; the exit status says whether every aim was reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="where README.md and docs/ are")
     given = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What a request costs, in processor time of the node and of the store: `python -m loadtest.road_bench`.
+"""Cost of a request in processor time of the node and of the store: `python -m loadtest.road_bench`.
 
-One run, interleaved rounds, one API process with a store of its own at a time: the same load on one policy, on three,
-on empty buckets with and without the node's memory of refusals, and from a lone caller. What counts are the ratios:
-a busy machine makes everything dearer, but all of it.
+One run, interleaved rounds, one API process with a store of its own at a time: the same load on one policy, on
+three, on empty buckets with and without the node's memory of refusals, and from a lone caller. Only the ratios
+matter: a busy machine makes everything more expensive, but all of it alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REFUSAL_MAX, REPEATED_MAX = 0.8, 0.4
 
 @dataclass
 class Scenario:
-    """One line of the table: what is asked, and what it costs."""
+    """One line of the table: a load, and its cost."""
 
     name: str
     policies: str = POLICY
@@ -51,22 +51,22 @@ class Scenario:
 
     @property
     def node(self) -> float:
-        """Processor time of the node for a request (us): the middle of the rounds."""
+        """Processor time of the node for a request (us): the median of the rounds."""
         return median(self.node_us)
 
     @property
     def store(self) -> float:
-        """Of the store."""
+        """Processor time of the store for a request (us)."""
         return median(self.store_us)
 
     @property
     def both(self) -> float:
-        """Of both."""
+        """Processor time of both."""
         return self.node + self.store
 
 
 def scenarios() -> dict[str, Scenario]:
-    """What is measured, by its short name."""
+    """Return the scenarios by their short names."""
     return {
         "grant": Scenario("a grant"),
         "three": Scenario("a grant, three policies", policies=POLICY + MORE.lstrip("\n")),
@@ -77,19 +77,18 @@ def scenarios() -> dict[str, Scenario]:
 
 
 def node_s(pid: int) -> float:
-    """Processor time of all threads of a process."""
+    """Return the processor time of all threads of a process."""
     ran_ns = (int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir())
     return sum(ran_ns) / 1e9
 
 
 def store_s(client: redis.Redis) -> float:
-    """Processor time of the store."""
+    """Return the processor time of the store."""
     used = client.info("cpu")
     return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
 
 async def measure(rounds: int, seconds: float, console: Console) -> dict[str, Scenario]:
-    """Run everything."""
     found = scenarios()
     console.print(f"load by {'wrk' if which('wrk') else 'asyncio'}; {rounds} rounds", style="dim")
     for number in range(rounds):
@@ -121,7 +120,7 @@ Line = tuple[str, ...]
 
 
 def judge(found: dict[str, Scenario]) -> tuple[list[Line], bool]:
-    """The lines of the table, each with what it is compared with, and whether the aims are reached."""
+    """Return the lines of the table, each with its comparison, and whether the aims are reached."""
     grant, three = found["grant"], found["three"]
     refusal, repeated = found["refusal"].both / grant.both, found["repeated"].both / grant.both
     against = {
@@ -145,13 +144,13 @@ def _against_a_grant(share: float, most: float) -> str:
 
 
 def render_markdown(lines: list[Line]) -> str:
-    """The lines as they stand in the documents."""
+    """Return the lines as Markdown for the documents."""
     rows = [HEAD, ("---", *["---:"] * 4, "---"), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> int:
-    """Measure, print the table, and say by the exit status whether every aim was reached."""
+    """Measure and print the table; the exit status says whether every aim was reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)

@@ -1,4 +1,4 @@
-"""The yardstick: a rate limiter as one would first write it, and what Headgate is measured against.
+"""The yardstick: a simple rate limiter that Headgate is compared with.
 
 A FastAPI route, a pydantic body, one redis-py script call for each request, a token bucket in a hash. Run with
 `YARDSTICK_REDIS_URL=… uvicorn loadtest.yardstick:app`.
@@ -34,7 +34,7 @@ take = store.register_script(TAKE)
 
 
 class Acquire(BaseModel):
-    """What is asked."""
+    """The request."""
 
     descriptor: dict[str, str]
     work: float = 1.0

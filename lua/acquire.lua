@@ -9,23 +9,25 @@ ARGV[1]   head          now_us (0 = server clock; only tests send one, below 0 t
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params
 ARGV[4]   operations    flags, buckets, requests; a row per bucket; where a bucket has overload control the request's
-                        class and a draw in [0, 1); an idempotency key's number, fingerprint and memo; the weight of a
-                        request in each bucket that counts requests, if it is WEIGHED. An operation that is TOLD asks
-                        nothing: a node has refused so many requests by itself
+                        class, a draw in [0, 1) and how soon it expects its answer (ms); an idempotency key's number,
+                        fingerprint and memo; the weight of a request in each bucket that counts requests, if it is
+                        WEIGHED; its time to live (us), if it LIVES; the id of the
+                        values of learn_by, for each bucket that is asked KEYED. An operation that is TOLD asks nothing: a node has
+                        refused so many requests by itself
 RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict and
-          unit, balance, charge (of a key that is blocked: for how long, us), rate, capacity; of an operation with a
-          draw (status + SHEDS) also overloaded, quality, and the class's share refused and rate;
-          limiter/store/layout.py reads it
+          unit, balance, charge (of a key that is blocked: for how long, us; of a bucket that is full: how many may be
+          open), rate, capacity; of an operation with a draw (status + SHEDS) also state, quality, and the class's share
+          refused, rate and limit; limiter/store/layout.py reads it
 HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= capacity; a debit stops at -debt_max and
           counts the rest; each bucket is read once and written once; what is not ours is left as it is ]]
 
 local BEFORE = 3  -- keys before those of the buckets
 local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED, OP_COUNTED = 0, 1, 2, 3, 4, 5, 6
 local SHEDS = 16  -- added to the status of an operation that was subject to overload control
-local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED = 0, 1, 2, 3, 8
+local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED, FULL = 0, 1, 2, 3, 8, 9
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
-local TOLD, DRY_RUN, DRAWN, IDEMPOTENT, WEIGHED = 1, 2, 4, 8, 16
-local LEARNED, TOO_LARGE, COVERED, REFUSING = 1, 2, 4, 8  -- how a bucket is asked, or had its part in what is told
+local TOLD, DRY_RUN, DRAWN, IDEMPOTENT, WEIGHED, LIVES, SECOND, FURTHER = 1, 2, 4, 8, 16, 32, 64, 128
+local LEARNED, TOO_LARGE, COVERED, REFUSING, KEYED = 1, 2, 4, 8, 16  -- how a bucket is asked, or had its part in what is told
 
 local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
 local read_count = BEFORE + bucket_count
@@ -35,10 +37,12 @@ local read_count = BEFORE + bucket_count
 local P_RATE, P_CAPACITY, P_DEBT_MAX, P_PART, P_TERM = 1, 2, 3, 4, 5
 local P_VERSION, P_FLAGS, P_UPDATED, P_BALANCE, P_REQUESTS, P_ADMITTED, P_REFUSED = 6, 7, 8, 9, 10, 11, 12
 local P_CHARGED, P_EPOCH, P_KEPT, P_CHARGE = 13, 14, 15, 16
+local P_SECOND, P_FURTHER = 18, 19  -- attempts that this call counts, nil: none; 17 is where unpacking ended
 -- Of its policy: what is as in the row of params, what a bucket begins with, and the bytes of terms that stand.
 local T_FLAGS, T_SHADOW, T_COMMITTED, T_DEBT_MAX, T_STOP_DEBT, T_THRESHOLD, T_BURST, T_BURST_S = 1, 2, 3, 4, 5, 6, 7, 8
 local T_FIRST_RATE, T_FIRST_CAPACITY, T_FIRST_DEBT_MAX, T_STANDING = 9, 10, 11, 12
 local BEHIND_KEPT = 59  -- bytes of a record as far as KEPT_UNTIL
+local BEHIND_FLYING = 83  -- as far as the attempts
 
 --[[ The plain case: operations that ask or tell and nothing else, of buckets that have no trailer and stand on the terms of
 their policy, or are not there yet. It does what the general case does, in the same order, on locals and with one function,
@@ -74,7 +78,11 @@ local function decide_plain()
   while at <= size do
     local flags, count, requests, number, asked, need, charge
     flags, count, requests, number, asked, need, charge, at = unpack_struct('<BBdHBdd', operations, at)
-    if flags > TOLD then return nil end
+    local attempt = 0
+    if flags > TOLD then
+      if flags ~= SECOND and flags ~= FURTHER then return nil end
+      attempt, flags = flags, 0
+    end
     local granted, i = true, 1
     while true do
       local record = records[number]
@@ -171,6 +179,10 @@ local function decide_plain()
         local record, verdict, charge = buckets[i], PASSED, charges[i]
         local balance, kind = record[P_BALANCE], record[P_FLAGS]
         record[P_REQUESTS] = record[P_REQUESTS] + requests
+        if attempt ~= 0 then
+          record[P_SECOND] = (record[P_SECOND] or 0) + (attempt == SECOND and 1 or 0)
+          record[P_FURTHER] = (record[P_FURTHER] or 0) + (attempt == FURTHER and 1 or 0)
+        end
         if not passes[i] then
           verdict = BLOCKED
           record[P_REFUSED] = record[P_REFUSED] + requests
@@ -215,7 +227,16 @@ local function decide_plain()
     else
       left_s = now_s + ((left_s > 0 and left_s or 0) + IDLE_TTL_S)
     end
+    local attempts
+    if record[P_SECOND] then
+      local second, further = 0, 0
+      if raw then second, further = unpack_struct('<II', raw, BEHIND_FLYING + 1) end
+      second, further = second + record[P_SECOND], further + record[P_FURTHER]
+      attempts = pack_struct('<II', second < ATTEMPTS_MAX and second or ATTEMPTS_MAX,
+        further < ATTEMPTS_MAX and further or ATTEMPTS_MAX)
+    end
     if raw and kept_s >= left_s and kept_s <= left_s + 2 * KEPT_LONGER_S then
+      if attempts then call('SETRANGE', key, '83', attempts) end
       call('SETRANGE', key, '3', pack_struct('<ddddddi', record[P_UPDATED], balance, record[P_REQUESTS],
         record[P_ADMITTED], record[P_REFUSED], record[P_CHARGED], record[P_EPOCH]))
     else
@@ -225,6 +246,9 @@ local function decide_plain()
         rest = sub(raw, BEHIND_KEPT + 1)
       else
         rest = string.rep('\0', CHANGING - BEHIND_KEPT) .. record[P_TERM][T_STANDING]
+      end
+      if attempts then  -- 8 bytes
+        rest = sub(rest, 1, BEHIND_FLYING - BEHIND_KEPT) .. attempts .. sub(rest, BEHIND_FLYING - BEHIND_KEPT + 9)
       end
       local packed = pack_struct('<BHddddddiI', LAYOUT, kind, record[P_UPDATED], balance, record[P_REQUESTS],
         record[P_ADMITTED], record[P_REFUSED], record[P_CHARGED], record[P_EPOCH],
@@ -257,7 +281,7 @@ end
 -- #include lib/call.lua
 
 local IDEMPOTENCY_TTL_MS, KEPT_LAYOUT = 60000, 1
-local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 58
+local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33, 66
 
 local params = unpack_params(ARGV[2])
 local records = unpack_records(raws, BEFORE, bucket_count)
@@ -278,18 +302,32 @@ for i = 1, bucket_count do
       records[i] = record
     end
     unit[i] = has(record[FLAGS], COUNTS_REQUESTS) and IN_REQUESTS or 0
-    part[i] = record[CAPACITY] / term.whole_capacity
+    part[i] = free_capacity(record) / term.whole_capacity
   end
 end
 
 -- The operation at hand, a slot per bucket: reused, because a table per operation costs more than the decision.
 local index, how, minimum, charge, verdict = {}, {}, {}, {}, {}
+local full = {}  -- of those whose verdict is FULL: how many may be open
+local learn_id = {}  -- W15: of the values of learn_by, per bucket; 0 without any
 local weight  -- of a request, per bucket; nil where all weigh 1
+local ttl_us, attempt  -- how long its reservation lives; SECOND or FURTHER where it was tried before, else 0
 
--- W16: as how many requests these count, in a bucket of the operation at hand: only a cap of requests weighs them.
+-- W16: as how many requests these count, in a bucket of the operation at hand.
 local function counted(i, requests)
-  if weight and records[index[i]][FLAGS] % HAS_HISTOGRAM == COUNTS_REQUESTS then return requests * weight[i] end
+  if weight and weighs(records[index[i]][FLAGS]) then return requests * weight[i] end
   return requests
+end
+
+-- W8, W15: what was learned of requests like this one, with their weight; 0 while nothing is.
+local function learned_charge(record, i)
+  if not has(record[FLAGS], LEARNS) then return record[CHARGE] end
+  local estimate = record[CHARGE]
+  if learn_id[i] ~= 0 then
+    local entry = find_learned(record[LEARNED_BY], learn_id[i])
+    estimate = entry and entry[2] or 0
+  end
+  return estimate * (weight and weight[i] or 1)
 end
 
 -- Minimums are for the whole capacity: a bucket that holds a part of it, or counts in another unit, asks for as much of
@@ -331,15 +369,18 @@ local function judge(count, requests)
     local at = index[i]
     local record, term, need, want, asked = records[at], terms[at], minimum[i], charge[i], how[i]
     local balance = record[BALANCE]
-    if part[at] ~= 1 then need = part_of(need, part[at], record[CAPACITY]) end
+    if part[at] ~= 1 then need = part_of(need, part[at], free_capacity(record)) end
     if unit[at] ~= 0 then
       want = counted(i, requests)
       if asked >= COVERED then asked = asked - COVERED end
-    elseif asked ~= 0 and asked % 2 == LEARNED and record[CHARGE] > 0 then
-      want = record[CHARGE]
-      local most = record[CAPACITY] + record[DEBT_MAX]
-      if want > most and not term.quota then want = most end
-      charge[i] = want
+    elseif asked ~= 0 and asked % 2 == LEARNED then
+      local estimate = learned_charge(record, i)
+      if estimate > 0 then
+        want = estimate
+        local most = record[CAPACITY] + record[DEBT_MAX]
+        if want > most and not term.quota then want = most end
+        charge[i] = want
+      end
     end
     local cover = want
     if not term.quota then
@@ -353,6 +394,14 @@ local function judge(count, requests)
       local left_us = blocked_us(record, term, now_us)
       if left_us > 0 then passed, verdict[i], charge[i] = false, DENIED, left_us end
     end
+    if passed and term.places and term.places > 0 then
+      -- W18: a bucket that holds a share of the limit has as many places, and one at least. Places of parts that are lent
+      -- are their holders' (B8).
+      local places = term.places * (share_of(record, term, now_us)
+        * (has(record[FLAGS], LENDS) and 1 - record[PARTS_CAPACITY] or 1))
+      if places < 1 then places = 1 end
+      if record[FLYING] + record[FLYING_BEFORE] >= places then passed, verdict[i], full[i] = false, FULL, places end
+    end
     if not (passed or term.shadow) then granted = false end
   end
   return granted
@@ -365,8 +414,18 @@ local function commit(count, requests, granted)
     local record, number = records[at], counted(i, requests)
     touched[at] = true
     record[REQUESTS] = record[REQUESTS] + number
+    if attempt ~= 0 then  -- G6
+      local second, further = unpack_struct('<II', record[ROOM], ATTEMPTS)
+      if attempt == SECOND then second = second + 1 else further = further + 1 end
+      record[ROOM] = string.sub(record[ROOM], 1, ATTEMPTS - 1) .. pack_struct('<II',
+        second < ATTEMPTS_MAX and second or ATTEMPTS_MAX, further < ATTEMPTS_MAX and further or ATTEMPTS_MAX)
+    end
     if verdict[i] >= BLOCKED then
-      if verdict[i] ~= TURNED_AWAY then record[REFUSED] = record[REFUSED] + number end
+      if verdict[i] == FULL then
+        record[SLOT_REFUSED] = record[SLOT_REFUSED] + requests
+      elseif verdict[i] ~= TURNED_AWAY then
+        record[REFUSED] = record[REFUSED] + number
+      end
       if verdict[i] == BLOCKED and terms[at].block_for then count_refusal(record, terms[at], requests, now_us) end
     elseif granted then
       local wanted = unit[at] ~= 0 and number or charge[i]
@@ -376,6 +435,8 @@ local function commit(count, requests, granted)
       record[ADMITTED] = record[ADMITTED] + number
       record[WORK_CHARGED] = record[WORK_CHARGED] + (unit[at] ~= 0 and charge[i] or taken)
       verdict[i], charge[i] = DEBITED, taken
+      local term = terms[at]
+      if term.places then take_place(record, term, term.in_work and taken or requests, ttl_us) end
     end
   end
 end
@@ -383,45 +444,82 @@ end
 local function answer(count, status)
   local at = index[1]
   local record = records[at]
-  local rows = pack_struct('<BBdddd', status, verdict[1] + unit[at], record[BALANCE], charge[1], record[RATE],
+  local rows = pack_struct('<BBdddd', status, verdict[1] + unit[at], record[BALANCE], verdict[1] == FULL and full[1] or charge[1], record[RATE],
     record[CAPACITY])
   for i = 2, count do
     at = index[i]
     record = records[at]
-    rows = rows .. pack_struct('<Bdddd', verdict[i] + unit[at], record[BALANCE], charge[i], record[RATE],
+    rows = rows .. pack_struct('<Bdddd', verdict[i] + unit[at], record[BALANCE], verdict[i] == FULL and full[i] or charge[i], record[RATE],
       record[CAPACITY])
   end
   return rows
 end
 
--- The class of the operation at hand and the chance it was given; only where a bucket has overload control.
-local class, draw
+-- Of the operation at hand: its class, the chance it was given, and how soon it expects its answer (NaN: nobody says);
+-- only where a bucket has overload control.
+local class, draw, expected_ms
 
--- Q4, S3: whether overload control turns the request away.
-local function turns_away(shedding)
-  return draw < shedding[SHED_SHARE + class] or (shedding[SHED_RATE + class] ~= 0 and shedding[SHED_TOKENS + class] < 1)
+-- Q4, S3, S9: whether overload control turns the request away. Whose customer takes more than it committed to (S11), and
+-- who would be late anyway (Q13), is judged as one class lower.
+local function turns_away(record, is_over_committed)
+  local shedding, judged, share_by, limit_by = record[SHEDDING], class, 1, 1
+  local is_lent = shedding[LENT_UNTIL] ~= 0
+  if is_over_committed or (is_lent and expected_ms < shedding[RESPONSE_MS]) then
+    if class < CLASSES - 1 then
+      judged = class + 1
+    else
+      share_by, limit_by = 2, 0.9
+    end
+  end
+  local limit = shedding[SHED_LIMIT + judged]
+  local free = has(record[FLAGS], LENDS) and 1 - record[PARTS_CAPACITY] or 1  -- the rest is its holders'
+  if limit > 0 and (record[FLYING] or 0) + (record[FLYING_BEFORE] or 0) >= limit * limit_by * free then return true end
+  return is_lent and (draw < shedding[SHED_SHARE + judged] * share_by
+    or shedding[SHED_RATE + judged] ~= 0 and shedding[SHED_TOKENS + judged] < 1)
 end
 
--- Overload control has the last word, so that the share it refuses is that of all requests.
+-- Overload control has the last word, so that the share it refuses is that of all requests. A key takes more than it
+-- committed to where another bucket has less than half left of what it may hold (S11).
 local function shed(count)
-  local granted = true
+  local granted, over = true, 0
+  if count > 1 then
+    for i = 1, count do
+      local record = records[index[i]]
+      if record[FLAGS] % 2 ~= QUOTA and not terms[index[i]].shadow and record[BALANCE] < record[CAPACITY] / 2 then
+        over = over + 1
+      end
+    end
+  end
   for i = 1, count do
     local at = index[i]
-    local shedding = records[at][SHEDDING]
-    if shedding and verdict[i] ~= DENIED and turns_away(shedding) then verdict[i] = TURNED_AWAY end
+    local record = records[at]
+    if record[SHEDDING] and verdict[i] ~= DENIED then
+      local others = over
+      if over > 0 and record[FLAGS] % 2 ~= QUOTA and not terms[at].shadow and record[BALANCE] < record[CAPACITY] / 2 then
+        others = over - 1
+      end
+      if turns_away(record, others > 0) then verdict[i] = TURNED_AWAY end
+    end
     if verdict[i] >= BLOCKED and not terms[at].shadow then granted = false end
   end
   return granted
 end
 
+-- Who asked, and who of the latest was turned away (S8); a class that is limited pays for who was let in.
 local function commit_classes(count, requests)
   for i = 1, count do
     local shedding = records[index[i]][SHEDDING]
-    if shedding and verdict[i] == TURNED_AWAY then
-      shedding[SHED + class] = shedding[SHED + class] + requests
-    elseif shedding and verdict[i] == DEBITED and shedding[SHED_RATE + class] > 0 then
-      local tokens = shedding[SHED_TOKENS + class]
-      shedding[SHED_TOKENS + class] = requests < tokens and tokens - requests or 0
+    if shedding and verdict[i] ~= DENIED then
+      local asked, recently, told = shedding[ASKED + class] + requests, shedding[SHED_RECENTLY + class], 0
+      shedding[ASKED + class] = asked
+      if verdict[i] == TURNED_AWAY then
+        shedding[SHED + class], told = shedding[SHED + class] + requests, 1
+      elseif verdict[i] == DEBITED and shedding[LENT_UNTIL] ~= 0 and shedding[SHED_RATE + class] > 0 then
+        local tokens = shedding[SHED_TOKENS + class]
+        shedding[SHED_TOKENS + class] = requests < tokens and tokens - requests or 0
+      end
+      local part = requests / (asked > RECENT and RECENT or asked > RECENT_MIN and asked or RECENT_MIN)
+      shedding[SHED_RECENTLY + class] = recently + (told - recently) * (part < 1 and part or 1)
     end
   end
 end
@@ -430,14 +528,20 @@ local function answer_drawn(count, status)
   local rows = string.char(status + SHEDS)
   for i = 1, count do
     local at = index[i]
-    local record, overloaded, quality, refused_share, rate = records[at], 0, 1, 0, 0
+    local record, state, quality, refused_share, rate, limit = records[at], 0, 1, 0, 0, 0
     local shedding = record[SHEDDING]
     if shedding then
-      overloaded, quality = shedding[OVERLOADED], shedding[QUALITY]
-      refused_share, rate = shedding[SHED_SHARE + class], shedding[SHED_RATE + class]
+      limit = shedding[SHED_LIMIT + class]
+      if shedding[LENT_UNTIL] ~= 0 then
+        state, quality = shedding[STATE], shedding[QUALITY]
+        refused_share, rate = shedding[SHED_SHARE + class], shedding[SHED_RATE + class]
+      end
+      if shedding[SHED_RECENTLY + class] > refused_share then refused_share = shedding[SHED_RECENTLY + class] end
+      -- S8: who is refused with many of its class is told so, whatever the controller has seen by now.
+      if verdict[i] == TURNED_AWAY and refused_share >= 0.2 then state = OVERLOADED end
     end
-    rows = rows .. pack_struct('<BddddBddd', verdict[i] + unit[at], record[BALANCE], charge[i], record[RATE],
-      record[CAPACITY], overloaded, quality, refused_share, rate)
+    rows = rows .. pack_struct('<BddddBdddd', verdict[i] + unit[at], record[BALANCE], verdict[i] == FULL and full[i] or charge[i], record[RATE],
+      record[CAPACITY], state, quality, refused_share, rate, limit)
   end
   return rows
 end
@@ -513,16 +617,24 @@ while at <= size do
     index[i], how[i], minimum[i], charge[i], at = unpack_struct('<HBdd', operations, at)
     status = status or unusable[index[i]]
   end
-  if flags >= DRAWN and has(flags, DRAWN) then class, draw, at = unpack_struct('<Bd', operations, at) end
+  if flags >= DRAWN and has(flags, DRAWN) then class, draw, expected_ms, at = unpack_struct('<Bdd', operations, at) end
   if has(flags, IDEMPOTENT) then
     key, fingerprint, memo, at = unpack_struct('<Hc16Ic0', operations, at)
     key = KEYS[BEFORE + bucket_count + key]
   end
-  weight = nil
+  weight, ttl_us, attempt = nil, 0, 0
   if flags >= WEIGHED then
-    weight = {}
-    for i = 1, count do weight[i], at = unpack_struct('<d', operations, at) end
-    flags = flags - WEIGHED
+    if has(flags, WEIGHED) then
+      weight = {}
+      for i = 1, count do weight[i], at = unpack_struct('<d', operations, at) end
+    end
+    if has(flags, LIVES) then ttl_us, at = unpack_struct('<d', operations, at) end
+    if flags >= SECOND then attempt = flags >= FURTHER and FURTHER or SECOND end
+    flags = flags % WEIGHED
+  end
+  for i = 1, count do
+    learn_id[i] = 0
+    if how[i] >= KEYED then how[i], learn_id[i], at = how[i] - KEYED, unpack_struct('<I', operations, at) end
   end
   answered = answered + 1
   if status then

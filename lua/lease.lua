@@ -1,12 +1,12 @@
 #!lua
---[[ lease: take, keep or give back the right to steer a slot.
-KEYS[1]   lease         string, fence number and owner, see lib/lease.lua; gone when it ends
+--[[ lease: take, renew or give back the right to steer a slot.
+KEYS[1]   lease         string, fence number and owner, see lib/lease.lua; expires with the lease
 KEYS[2]   fence         string, how often the slot was taken: the last fence number
-ARGV[1]   owner         name of the controller, one of its own for each process
-ARGV[2]   ttl_ms        how long the lease is to last; 0 = give it back
-RETURNS   the fence number of the lease that the owner holds now, 0 if it holds none; milliseconds that the lease,
-          whoever has it, will last
-HOLDS     one owner at a time; each taking has a higher fence number; nobody gives back what is another's ]]
+ARGV[1]   owner         name of the controller process, unique
+ARGV[2]   ttl_ms        duration of the lease from now on; 0 = give it back
+RETURNS   the fence number of the owner's lease, 0 if it holds none; milliseconds left of the lease, whichever owner
+          holds it
+HOLDS     one owner at a time; each new owner has a higher fence number; only the owner can give the lease back ]]
 
 -- #include lib/lease.lua
 

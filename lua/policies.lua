@@ -5,16 +5,17 @@ KEYS[2]   current       hash: 'revision' to the number of the last change and th
                         entry to its own revision, '@' and its owner if it has one, a space, and its text
 KEYS[3]   audit         list of what was changed, newest first, as entries: revision, when_us, action, who, entry,
                         before, after, owner
-KEYS[4..] histories     for each change a list of the same, of its own entry only; goes a while after the entry does
+KEYS[4..] histories     for each change a list of the same for its own entry; expires 90 days after the entry is deleted
 ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_us (0 = never), number of changes
 ARGV[2]   origin        expected revision of the whole (-1 = any), action, name for the store's life, who, owner
-ARGV[3]   changes       for each: expected revision (-1 = any, 0 = must not be there), entry, text ('' = delete it)
-ARGV[4]   channel       where to publish the new revision
+ARGV[3]   changes       for each: expected revision (-1 = any, 0 = must not exist), entry, text ('' = delete it)
+ARGV[4]   channel       the channel on which the new revision is published
 RETURNS   one string: done or expired, now_us, status, revision, number of the change that was refused (from 0) and
-          the revision it found, which is also told where nothing had to change; limiter/store/policies/policy_layout.py reads it
-HOLDS     a repeated call changes nothing; a refusal changes nothing; what is put as it stands is not touched;
-          revisions only grow, and each belongs to one call; a delete of nothing is refused; entries that are
-          moved to another name leave no trace in the lists ]]
+          the revision it found, which is also returned if nothing had to change; see
+          limiter/store/policies/policy_layout.py
+HOLDS     a repeated call changes nothing; a refusal changes nothing; an entry put unchanged is not written;
+          revisions only grow, and each belongs to one call; deleting a missing entry is refused; moving an
+          entry to another name is not logged ]]
 
 local now_us, expires_us, count = struct.unpack('<ddH', ARGV[1])
 local read_count = 1
@@ -30,7 +31,7 @@ local DELETED_HISTORY_S = 7776000  -- 90 days
 
 local expected, action, life, who, owner = unpack_struct('<dBBc0Hc0Hc0', ARGV[2])
 
--- The revision of the whole, and what this life of the store is called. What is damaged counts as not there.
+-- The revision of the whole, and the name of this life of the store. A damaged field counts as missing.
 local revision = 0
 local standing = call('HGET', KEYS[2], 'revision')
 if standing then
@@ -44,7 +45,7 @@ end
 
 if expected ~= ANY and expected ~= revision then return answer(STALE, 0, 0) end
 
--- An entry's revision, owner ('' = none) and text. What is damaged is a text of revision 0.
+-- Returns an entry's revision, owner ('' = none) and text. A damaged entry is a text of revision 0.
 local function read_entry(raw)
   local number, name, text = string.match(raw, '^(%d+)@([%w._-]+) (.*)$')
   if number then return tonumber(number), name, text end
@@ -69,7 +70,7 @@ for i = 1, count do
 end
 if size > ENTRIES_MAX then return answer(FULL, 0, 0) end
 
--- What is remembered must not stand in the way: were a list damaged, the policies would still be changed.
+-- pcall: a damaged audit log or history must not prevent a change of policies.
 local function remember(i)
   local history, whose = KEYS[BEFORE + i], texts[i] == '' and owners[i] or owner
   if action ~= MOVE then
@@ -101,6 +102,6 @@ end
 if changed then
   call('HSET', KEYS[2], 'revision', string.format('%.0f ', revision) .. life)
   redis.pcall('LTRIM', KEYS[3], 0, AUDIT_MAX - 1)
-  redis.pcall('PUBLISH', ARGV[4], string.format('%.0f', revision))  -- nodes that miss it will look for themselves
+  redis.pcall('PUBLISH', ARGV[4], string.format('%.0f', revision))  -- nodes that miss it poll
 end
 return answer(APPLIED, 0, changed and 0 or kept)

@@ -9,9 +9,10 @@ ARGV[1]   head          now_us (0 = server clock; only tests send one, below 0 t
                         expires_us (0 = never), number of buckets
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params, 0 where its policy is gone
-ARGV[4]   operations    tombstone, final and class (bits), buckets, work, requests, latency_ms, expected_ms, acquired_us,
+ARGV[4]   operations    tombstone, final, class and whether the store granted it (bits), buckets, work, requests, latency_ms, expected_ms, acquired_us,
                         deadline_us, late_us; a row per bucket: number, bits, charge, weight, and if bits say so its own
-                        expected_ms and what the acquire could not collect
+                        expected_ms, what the acquire could not collect, the id of its values of learn_by, and how much of
+                        the work that is told makes a unit
 RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work, deadline_us now and
           before the call, and a row per bucket: present and unit, balance, adjusted, uncollected, rate, capacity;
           limiter/store/layout.py reads it
@@ -23,11 +24,12 @@ local BEFORE = 3  -- keys before those of the buckets
 local OP_SETTLED, OP_DUPLICATE, OP_CONFLICT, OP_GONE, OP_CORRUPT = 1, 2, 3, 4, 5
 local OPEN, FINAL = 1, 2
 local IN_CLASS = 2  -- times the class (0 to 3), beside final
-local EXPECTS, UNPAID = 2, 4  -- beside whether the charge is in requests
+local UNCOUNTED = 8  -- beside both: granted without the store, so it takes no place there
+local EXPECTS, UNPAID, KEYED, MEASURED = 2, 4, 8, 16  -- beside whether the charge is in requests
 local PRESENT, IN_REQUESTS = 1, 2  -- added together: there is such a bucket, and it counts requests now
 
 local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
-local read_count = BEFORE + bucket_count
+local read_count = #KEYS
 -- #include lib/begin.lua
 
 --[[ The plain case: settles and progress that count, of buckets that are there and have no trailer. It does what the general
@@ -36,17 +38,19 @@ else in the call: nothing is written by then, and the general case begins anew. 
 local function settle_plain()
   local huge, min, operations, at = math.huge, math.min, ARGV[4], 1
   local answers, answered, size = { pack_struct('<Bd', DONE, now_us) }, 1, #operations
-  local records, marks, lives_ms = {}, {}, {}
+  local records, marks, lives_ms, absent = {}, {}, {}, {}
   local numbers, charges, accounted, uncollected = {}, {}, {}, {}
   while at <= size do
     local tombstone, final, count, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
     tombstone, final, count, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us, at =
       unpack_struct('<HBBddddddd', operations, at)
-    local key, rows_at, state, work_before, late, _ = KEYS[BEFORE + bucket_count + tombstone], at, 0, 0
-    local expires_us, mark, mark_at = deadline_us, redis.pcall('GET', KEYS[BEFORE + bucket_count + tombstone]), nil
-    if marks[key] then return nil end
-    if mark then
-      if type(mark) == 'table' or #mark ~= 18 + 16 * count then return nil end
+    local state, work_before, late, _ = 0, 0
+    local expires_us, mark, mark_at = deadline_us, raws[BEFORE + bucket_count + tombstone], nil
+    if marks[tombstone] then return nil end
+    if not mark then
+      absent[#absent + 1] = KEYS[BEFORE + bucket_count + tombstone]
+    else
+      if #mark ~= 18 + 16 * count then return nil end
       state, _, work_before, expires_us, mark_at = unpack_struct('<BBdd', mark)
       if state ~= OPEN or not (expires_us > 0 and expires_us < RATE_MAX) then return nil end
     end
@@ -61,6 +65,7 @@ local function settle_plain()
       expects_ms, unpaid = expected_ms, 0
       if bits >= EXPECTS then
         if bits % 4 >= EXPECTS then expects_ms, at = unpack_struct('<d', operations, at) end
+        if bits >= KEYED then return nil end
         if bits >= UNPAID then unpaid, at = unpack_struct('<d', operations, at) end
         bits = bits % EXPECTS
       end
@@ -157,9 +162,9 @@ local function settle_plain()
       if record[BALANCE] < -record[STOP_DEBT] then stop = 1 end
       if i > 1 then mark = mark .. pack_struct('<dd', accounted[i], uncollected[i]) end
     end
-    marks[key] = mark
+    marks[tombstone] = mark
     local life_ms = (expires_us + late_us - now_us) / 1000
-    lives_ms[key] = math.ceil(min(life_ms, TTL_MAX_S * 1000)) + 1
+    lives_ms[tombstone] = math.ceil(min(life_ms, TTL_MAX_S * 1000)) + 1
     answered = answered + 1
     answers[answered] = pack_struct('<BBBdddBddddd', OP_SETTLED, late, stop, work, expires_us, expired_us,
       first[FLAGS] >= COUNTS_REQUESTS and PRESENT + IN_REQUESTS or PRESENT, first[BALANCE], accounted[1] - charges[1],
@@ -171,6 +176,9 @@ local function settle_plain()
         record[BALANCE], accounted[i] - charges[i], uncollected[i], record[RATE], record[CAPACITY])
     end
   end
+
+  -- What is no string reads like what is absent.
+  if absent[1] and call('EXISTS', unpack(absent)) ~= 0 then return nil end
 
   local epoch, now_s, listed = (tonumber(raws[2] or 0) or 0) % EPOCHS, now_us / 1e6, nil
   for number = 1, bucket_count do
@@ -203,7 +211,9 @@ local function settle_plain()
       end
     end
   end
-  for key, mark in pairs(marks) do call('SET', key, mark, 'PX', lives_ms[key]) end
+  for tombstone = 1, #marks do
+    call('SET', KEYS[BEFORE + bucket_count + tombstone], marks[tombstone], 'PX', lives_ms[tombstone])
+  end
   if listed then
     local length = redis.pcall('RPUSH', KEYS[3], unpack(listed))
     if type(length) == 'number' then
@@ -216,7 +226,8 @@ local function settle_plain()
   return reply
 end
 
-if not is_general then
+-- A first bucket with a trailer is enough to know that the call is not plain.
+if not is_general and not (raws[BEFORE + 1] and #raws[BEFORE + 1] ~= SIZE) then
   local reply = settle_plain()
   if reply then return reply end
 end
@@ -226,9 +237,10 @@ end
 
 local params = unpack_params(ARGV[2])
 local records = unpack_records(raws, BEFORE, bucket_count)
-local corrupt, touched = {}, {}
+local corrupt, touched, terms = {}, {}, {}
 for i = 1, bucket_count do
   local term, record = params[unpack_struct('<H', ARGV[3], 2 * i - 1)], records[i]
+  terms[i] = term
   if record == nil then
     corrupt[i] = true
   elseif record then
@@ -239,8 +251,9 @@ for i = 1, bucket_count do
 end
 
 -- The operation at hand, with a slot per bucket, and what its tombstone says; reused, as tables are dear.
-local final, class, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
+local final, class, is_uncounted, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
 local index, in_requests, charge, weight, expects, unpaid = {}, {}, {}, {}, {}, {}
+local learn_id, measure = {}, {}  -- per bucket: W15, id of the values of learn_by; W19, see `measured`; 0 without any
 local state, late, work_before
 local expires_us, expired_us  -- the deadline, as far as progress has renewed it; and what it was before this operation
 local slacks = {}  -- per bucket: the least of expected - actual in this call, ms
@@ -251,10 +264,12 @@ local function read_rows(operations, at, count)
   for i = 1, count do
     local bits
     index[i], bits, charge[i], weight[i], at = unpack_struct('<HBdd', operations, at)
-    expects[i], unpaid[i] = expected_ms, 0
+    expects[i], unpaid[i], learn_id[i], measure[i] = expected_ms, 0, 0, 0
     if bits >= EXPECTS then
       if has(bits, EXPECTS) then expects[i], at = unpack_struct('<d', operations, at) end
-      if bits >= UNPAID then unpaid[i], at = unpack_struct('<d', operations, at) end
+      if has(bits, UNPAID) then unpaid[i], at = unpack_struct('<d', operations, at) end
+      if has(bits, KEYED) then learn_id[i], at = unpack_struct('<I', operations, at) end
+      if bits >= MEASURED then measure[i], at = unpack_struct('<d', operations, at) end
       bits = bits % EXPECTS
     end
     in_requests[i] = bits
@@ -291,9 +306,9 @@ local function keep_tombstone(key, count)
   tombstone_ttls_ms[key] = math.ceil(math.min(ttl_ms, TTL_MAX_S * 1000)) + 1
 end
 
--- W6. The threshold is in units, or (negative) a share of the charge.
-local function within_threshold(record, delta, charged)
-  local threshold = record[THRESHOLD]
+-- W6, W19. The threshold is in units, or (negative) a share of the charge; refunds may have one of their own.
+local function within_threshold(record, delta, charged, term)
+  local threshold = delta < 0 and term and term.refund_threshold or record[THRESHOLD]
   if threshold < 0 then threshold = -threshold * charged end
   return math.abs(delta) <= threshold
 end
@@ -325,7 +340,7 @@ local function correct(record, i, target, worth_each, refundable)
     uncollected[i] = uncollected[i] - forgiven
     record[UNCOLLECTED] = record[UNCOLLECTED] - forgiven
     if refundable then
-      record[BALANCE] = math.min(record[BALANCE] + (-delta - forgiven) * worth_each, record[CAPACITY])
+      record[BALANCE] = math.min(record[BALANCE] + (-delta - forgiven) * worth_each, free_capacity(record))
       accounted[i] = target
     else
       accounted[i] = accounted[i] - forgiven
@@ -333,31 +348,49 @@ local function correct(record, i, target, worth_each, refundable)
   end
 end
 
--- Four steps to an octave, by exponent and mantissa: no logarithm, so the model agrees to the bit.
-local function count_latency(record)
+-- Seven steps to an octave, by exponent and mantissa: no logarithm, so the model agrees to the bit.
+local function count_latency(record, took_ms)
   local step = 0
-  if latency_ms >= 0.125 then
-    local mantissa, exponent = math.frexp(latency_ms)
-    step = (exponent - OCTAVE_MIN) * STEPS + math.floor((mantissa - 0.5) * 2 * STEPS)
+  local mantissa, exponent = math.frexp(took_ms)
+  if took_ms > 0 and exponent >= OCTAVE_MIN then
+    if mantissa >= 0.7429971445684742 then
+      step = mantissa >= 0.9057236642639066 and 6 or mantissa >= 0.820335356007638 and 5 or 4
+    elseif mantissa >= 0.6095068271022377 then
+      step = mantissa >= 0.6729500963161781 and 3 or 2
+    elseif mantissa >= 0.5520447568369061 then
+      step = 1
+    end
+    step = (exponent - OCTAVE_MIN) * STEPS + step
     if step >= OCTAVES * STEPS then step = OCTAVES * STEPS - 1 end
   end
-  local counts, at = record[HISTOGRAM], step * 8 + 1
+  local counts, at = record[HISTOGRAM], step * 4 + 1
   if record[SHEDDING] then at = at + class * HISTOGRAM_SIZE end
-  record[HISTOGRAM] = string.sub(counts, 1, at - 1) .. pack_struct('<d', unpack_struct('<d', counts, at) + 1)
-    .. string.sub(counts, at + 8)
+  local counted = unpack_struct('<I', counts, at)
+  if counted == COUNT_MAX then return end
+  record[HISTOGRAM] = string.sub(counts, 1, at - 1) .. pack_struct('<I', counted + 1) .. string.sub(counts, at + 4)
 end
 
--- Q2, Q5: how a class fares against what it expects.
-local function count_class(shedding, i)
+-- Q2, Q5, Q8: how a class fares against its target and what it expects. An expectation of -inf: it failed, however fast.
+local function count_class(shedding, i, took_ms)
+  local term, expected_ms = terms[index[i]], expects[i]
+  local target_ms, failed = 0, expected_ms == -math.huge
+  if term and term.overload then target_ms = unpack_struct('<d', ARGV[2], term.overload_at + 8 * class) end
   shedding[TIMED + class] = shedding[TIMED + class] + 1
-  if latency_ms > expects[i] then shedding[LATE + class] = shedding[LATE + class] + 1 end
-  local slack, least = expects[i] - latency_ms, slacks[index[i]] or math.huge
-  if slack < least then slacks[index[i]] = slack end
+  shedding[SECONDS] = shedding[SECONDS] + took_ms / 1000
+  if failed or (target_ms > 0 and took_ms > target_ms) then shedding[LATE + class] = shedding[LATE + class] + 1 end
+  local slack, least = expected_ms - took_ms, slacks[index[i]] or math.huge
+  if slack < least and not failed then slacks[index[i]] = slack end
 end
 
--- W16: as how many requests this one counts: only a cap of requests weighs them.
+-- W16: as how many requests this one counts.
 local function counted(record, i)
-  return record[FLAGS] % HAS_HISTOGRAM == COUNTS_REQUESTS and requests * weight[i] or requests
+  return weighs(record[FLAGS]) and requests * weight[i] or requests
+end
+
+-- W15: the entry of the request's values of learn_by, made if there is none; nil where it has none.
+local function entry_of(record, i)
+  if learn_id[i] == 0 or not has(record[FLAGS], LEARNS) then return nil end
+  return entry_for(record[LEARNED_BY], learn_id[i])
 end
 
 -- Whatever is final is counted once.
@@ -366,14 +399,28 @@ local function count(record, target, i)
   record[SETTLES] = record[SETTLES] + settles
   -- Less than one request would make the square as large as it likes.
   if requests >= 1 and settles > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / settles end
-  if latency_ms > expects[i] then record[MISSED] = record[MISSED] + 1 end
-  if record[HISTOGRAM] ~= '' and latency_ms >= 0 then count_latency(record) end
-  if record[SHEDDING] and latency_ms >= 0 then count_class(record[SHEDDING], i) end
+  local took_ms, shedding = latency_ms, record[SHEDDING]
+  if shedding and not (took_ms >= 0) then  -- it took so long, whoever says (Q8)
+    took_ms = (now_us - acquired_us) / 1000
+    if not (took_ms > 0) then took_ms = 0 end
+  end
+  if took_ms > expects[i] then record[MISSED] = record[MISSED] + 1 end
+  if record[HISTOGRAM] ~= '' and took_ms >= 0 then count_latency(record, took_ms) end
+  if shedding then count_class(shedding, i, took_ms) end
+end
+
+-- W19: units of work, given in the caller's own measure: so much of it is a unit, rounded up; below zero: not rounded.
+local function measured(amount, unit)
+  if unit == 0 then return amount end
+  return unit > 0 and math.ceil(amount / unit) or amount / -unit
 end
 
 local function settle_bucket(record, i)
-  local target, worth_each = work * weight[i], worth(record, i)
-  record[WORK_SETTLED] = record[WORK_SETTLED] + (work - work_before) * weight[i]
+  local units = measured(work, measure[i])
+  local target, worth_each = units * weight[i], worth(record, i)
+  local more, entry = (units - measured(work_before, measure[i])) * weight[i], entry_of(record, i)
+  record[WORK_SETTLED] = record[WORK_SETTLED] + more
+  if entry then entry[4] = entry[4] + more end
   if final == 0 then
     if worth_each and in_requests[i] == 0 and target > accounted[i] then
       correct(record, i, target, worth_each, false)
@@ -381,9 +428,14 @@ local function settle_bucket(record, i)
     return
   end
   count(record, target, i)
+  if entry then
+    local settles = counted(record, i)
+    entry[3] = entry[3] + settles
+    if requests >= 1 and settles > 0 then entry[5] = entry[5] + target * target / settles end
+  end
   if not worth_each then return end
   if in_requests[i] == 1 then target = counted(record, i) end
-  if within_threshold(record, target - accounted[i], charge[i]) then return end
+  if within_threshold(record, target - accounted[i], charge[i], terms[index[i]]) then return end
   -- A refund never reaches past a quota's window: what it would give back belongs to a period that is over.
   local same_window = not has(record[FLAGS], QUOTA) or acquired_us >= record[WINDOW_START]
   correct(record, i, target, worth_each, late == 0 and same_window)
@@ -399,6 +451,34 @@ local function move(buckets)
     end
   end
   state, work_before = final == 1 and FINAL or OPEN, work
+end
+
+-- W18: a settle frees its place, unless that has left with its slot; progress takes one in the present slot instead. The
+-- other slot gives what its own lacks: a clock that went back may have put it there.
+local function move_places(buckets, renewed)
+  local ttl_us = deadline_us - acquired_us
+  local counted_us = expired_us - ttl_us
+  for i = 1, buckets do
+    local record, term = records[index[i]], terms[index[i]]
+    if record and record[FLAGS] % 256 >= IN_FLIGHT then
+      local is_known = term and term.places
+      local amount = is_known and term.in_work and charge[i] or requests
+      if counted_us >= record[SLOT_BEFORE] and (is_known or not renewed) then
+        local own, other = FLYING, FLYING_BEFORE
+        if counted_us < record[SLOT_START] then own, other = FLYING_BEFORE, FLYING end
+        local left = record[own] - amount
+        record[own] = left > 0 and left or 0
+        if left < 0 then
+          left = record[other] + left
+          record[other] = left > 0 and left or 0
+        end
+      end
+      if renewed and is_known then
+        take_place(record, term, amount, ttl_us)
+        touched[index[i]] = true
+      end
+    end
+  end
 end
 
 -- F-R2, F-R3, F-R12: what has been settled stays; progress counts by its highest mark.
@@ -435,6 +515,9 @@ local function settle(tombstone, buckets, sound)
     local renewed_us = now_us + (deadline_us - acquired_us)
     if renewed_us > expires_us then expires_us = renewed_us end
   end
+  if not is_uncounted and (expires_us > expired_us or (state == FINAL and status == OP_SETTLED)) then
+    move_places(buckets, state ~= FINAL)
+  end
   if status == OP_SETTLED or state == OPEN then keep_tombstone(tombstone, buckets) end
   return answer(status, buckets)
 end
@@ -445,9 +528,9 @@ while at <= size do
   local tombstone, buckets, sound
   tombstone, final, buckets, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us, at =
     unpack_struct('<HBBddddddd', operations, at)
-  class = 0
+  class, is_uncounted = 0, final >= UNCOUNTED
   if final >= IN_CLASS then
-    class = math.floor(final / IN_CLASS)
+    class = math.floor(final % UNCOUNTED / IN_CLASS)
     final = final % IN_CLASS
   end
   at, sound = read_rows(operations, at, buckets)

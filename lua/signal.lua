@@ -1,14 +1,14 @@
 #!lua
---[[ signal: keep what one source reports of its load, beside what the others last reported.
-A script, because many sources share one string, which the controller reads with all others in one MGET; and because
-reports bear the server's time, so that nodes' clocks don't matter (F-T4).
+--[[ signal: store the load that one source reports, beside the last reports of the others.
+It is a script because many sources share one string, which the controller reads with all others in one MGET, and
+because reports carry the server's time, so that nodes' clocks don't matter (F-T4).
 KEYS[1]   signals       string, a row per source: its name's digest, reported_us, size, the signals; oldest report first
 ARGV[1]   now_us        float64; 0 = server clock; only tests send one
 ARGV[2]   source        digest of the reporting source's name
-ARGV[3]   signals       names and loads as limiter/store/layout.py packs them; nothing here looks into them
-RETURNS   how many sources are known now
-HOLDS     one row per source, the newest; none older than SIGNAL_TTL_MS; at most SOURCES_MAX, the newest; what cannot be
-          read is replaced: reports are worth nothing a minute later ]]
+ARGV[3]   signals       names and loads as limiter/store/layout.py packs them; not read here
+RETURNS   the number of sources stored now
+HOLDS     one row per source, the newest; none older than SIGNAL_TTL_MS; at most SOURCES_MAX, the newest; an unreadable
+          value is replaced: reports are worthless after a minute ]]
 
 local SIGNAL_TTL_MS, SOURCES_MAX = 60000, 64
 local SOURCE_SIZE, ROW_HEAD_SIZE = 8, 18  -- a row's head: source, float64 of microseconds, uint16 of the size
@@ -19,7 +19,7 @@ if now_us == 0 then
   now_us = time[1] * 1000000 + time[2]
 end
 
--- The rows of other sources that are neither too old nor from a time that has not come.
+-- Returns the rows of other sources that are neither too old nor from the future.
 local function others(kept)
   local rows, at, size = {}, 1, #kept
   while at <= size do

@@ -6,8 +6,10 @@ ARGV[1]   head          now_us (0 = server clock; only tests send one), number o
                         and owner
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   rows          a row per bucket: the number of its row in params, what is set (bits), cap, charge, work for
-                        which it is to count requests (0 = count work), share, share_for_us; where overload control is set: quality, overloaded,
-                        and of each class the share refused, then the rate; where a state is set: its size, state
+                        which it is to count requests (0 = count work), share, share_for_us; where overload control is
+                        set: quality, state, lent_for_us, response_ms, and of each class the share refused, then the
+                        rate, then the limit of what is in flight; where charges by values of learn_by are set: their
+                        number, id and charge of each; where a state is set: its size, state
 RETURNS   one string: done or lost, now_us, then a status per bucket; limiter/store/layout.py reads it
 HOLDS     a stale owner changes nothing (F-P7); absolute values, so a repeat changes nothing more; what makes no sense is
           left as it was (F-P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
@@ -19,9 +21,11 @@ HOLDS     a stale owner changes nothing (F-P7); absolute values, so a repeat cha
 
 local BEFORE = 1  -- keys before those of the buckets
 local ROW_DONE, ROW_ABSENT, ROW_CORRUPT = 1, 2, 3
-local SETS_CAP, SETS_CHARGE, SETS_UNIT, SETS_SHARE, SETS_STATE, SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
+local SETS_CAP, SETS_CHARGE, SETS_UNIT, SETS_SHARE, SETS_STATE, SETS_OVERLOAD, SETS_CHARGES = 1, 2, 4, 8, 16, 32, 64
+local LASTS, LASTS_S = 128, 86400  -- R15: the state is kept so much longer than its bucket
 local SHARE_MIN = 1e-6               -- a smaller share would starve its partition
 local SHARE_FOR_MAX_US = 3600000000
+local ORDER_SHARES, ORDER_RATES, ORDER_LIMITS = 5, 9, 13  -- where in an order those of the classes begin
 
 local now_us, count, token_at = unpack_struct('<dH', ARGV[1])
 local is_sent = now_us ~= 0
@@ -33,7 +37,8 @@ if read_lease(KEYS[1]) ~= string.sub(ARGV[1], token_at) then return pack_struct(
 
 -- The row at hand.
 local sets, cap, charge, requests_for, share, share_for_us
-local order = {}  -- in the order of lib/record.lua, as far as the controller sets it
+local charges  -- W15: ids and charges
+local order = {}  -- quality, state, lent_for_us and response_ms as in lib/record.lua, then those of the classes
 
 local function gives_share(params)
   return has(sets, SETS_SHARE) and params.divided and not params.quota
@@ -66,14 +71,23 @@ local function set_unit_and_cap(record, params)
   if lends then record[REQUESTS_UNTIL] = record[WORK_SETTLED] + requests_for end
 end
 
--- Q4, S3, S4: one number that makes no sense leaves the others as they are. A class that was not limited begins with a
--- second's worth of requests; one that was keeps what it has, as far as its new rate allows.
+-- Q4, S3, S4, S9: one number that makes no sense leaves the others as they are. A class that was not limited begins with
+-- a second's worth of requests; one that was keeps what it has, as far as its new rate allows.
 local function set_shedding(shedding)
+  if shedding[LENT_UNTIL] == 0 then
+    shedding[QUALITY] = 1
+    for i = STATE, SHED_TOKENS + CLASSES - 1 do shedding[i] = 0 end
+  end
+  local state, lent_for_us, response_ms = order[STATE], order[LENT_UNTIL], order[RESPONSE_MS]
   if order[QUALITY] >= 0 and order[QUALITY] <= 1 then shedding[QUALITY] = order[QUALITY] end
-  if order[OVERLOADED] == 0 or order[OVERLOADED] == 1 then shedding[OVERLOADED] = order[OVERLOADED] end
+  if state == 0 or state == 1 or state == 2 or state == 3 then shedding[STATE] = state end
+  if lent_for_us > 0 and lent_for_us <= LENT_FOR_MAX_US then shedding[LENT_UNTIL] = now_us + lent_for_us end
+  if response_ms >= 0 and response_ms <= RATE_MAX then shedding[RESPONSE_MS] = response_ms end
   for class = 0, CLASSES - 1 do
-    local refused_share, rate = order[SHED_SHARE + class], order[SHED_RATE + class]
+    local refused_share, rate = order[ORDER_SHARES + class], order[ORDER_RATES + class]
+    local limit = order[ORDER_LIMITS + class]
     if refused_share >= 0 and refused_share <= 1 then shedding[SHED_SHARE + class] = refused_share end
+    if limit >= 0 and limit <= RATE_MAX then shedding[SHED_LIMIT + class] = limit end
     if rate >= 0 and rate <= RATE_MAX then
       local tokens, most = shedding[SHED_TOKENS + class], rate > 1 and rate or 1
       if rate == 0 then
@@ -83,6 +97,14 @@ local function set_shedding(shedding)
       end
       shedding[SHED_RATE + class], shedding[SHED_TOKENS + class] = rate, tokens
     end
+  end
+end
+
+-- W15: charges of values of learn_by, those included that this bucket has not met yet.
+local function set_charges(entries)
+  for i = 1, #charges do
+    local id, learned = charges[i][1], charges[i][2]
+    if learned > 0 and learned <= RATE_MAX then entry_for(entries, id)[2] = learned end
   end
 end
 
@@ -99,6 +121,7 @@ local function steer(record, params)
   end
   if has(sets, SETS_OVERLOAD) and record[SHEDDING] then set_shedding(record[SHEDDING]) end
   if has(sets, SETS_CHARGE) and charge > 0 and charge <= RATE_MAX then record[CHARGE] = charge end
+  if has(sets, SETS_CHARGES) and record[LEARNED_BY] then set_charges(record[LEARNED_BY]) end
   if params.quota then return end
   if gives_share(params) then
     record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS] = share, now_us + share_for_us, params.partitions
@@ -111,16 +134,26 @@ end
 local raws = count > 0 and call('MGET', unpack(KEYS, 1, BEFORE + count)) or {}
 local params, records = unpack_params(ARGV[2]), unpack_records(raws, BEFORE, count)
 local rows, at, statuses, states, state_keys, next_state = ARGV[3], 1, {}, {}, {}, BEFORE + count + 1
+local lasting = {}
 local steered = {}  -- whose record has to be written: the state of most is kept without touching them
 for i = 1, count do
   local number
   number, sets, cap, charge, requests_for, share, share_for_us, at = unpack_struct('<HBddddd', rows, at)
   if has(sets, SETS_OVERLOAD) then
-    for field = QUALITY, SHED_RATE + CLASSES - 1 do order[field], at = unpack_struct('<d', rows, at) end
+    for field = QUALITY, ORDER_LIMITS + CLASSES - 1 do order[field], at = unpack_struct('<d', rows, at) end
+  end
+  charges = {}
+  if has(sets, SETS_CHARGES) then
+    local left, id, learned
+    left, at = unpack_struct('<B', rows, at)
+    for _ = 1, left do
+      id, learned, at = unpack_struct('<Id', rows, at)
+      charges[#charges + 1] = { id, learned }
+    end
   end
   if has(sets, SETS_STATE) then
     states[i], at = unpack_struct('<Ic0', rows, at)
-    state_keys[i], next_state = KEYS[next_state], next_state + 1
+    state_keys[i], next_state, lasting[i] = KEYS[next_state], next_state + 1, has(sets, LASTS)
   end
   local term, record = params[number], records[i]
   if record == false and gives_share(term) then
@@ -128,7 +161,7 @@ for i = 1, count do
     records[i] = record
   end
   if record then
-    if sets ~= SETS_STATE and sets ~= 0 then
+    if sets % LASTS ~= SETS_STATE and sets % LASTS ~= 0 then
       steer(record, term)
       steered[i] = true
     end
@@ -142,8 +175,9 @@ for i = 1, count do
   if statuses[i] == ROW_DONE then
     local record = records[i]
     if steered[i] then write_record(KEYS[BEFORE + i], raws[BEFORE + i], record, now_us, is_sent) end
-    if states[i] then  -- kept as long as the bucket is
-      call('SET', state_keys[i], states[i], expiry(keep(record, now_us) or record[KEPT_UNTIL], now_us, is_sent))
+    if states[i] then  -- kept as long as the bucket is, or a while longer
+      local kept_s = (keep(record, now_us) or record[KEPT_UNTIL]) + (lasting[i] and LASTS_S or 0)
+      call('SET', state_keys[i], states[i], expiry(kept_s, now_us, is_sent))
     end
   end
 end

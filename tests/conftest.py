@@ -6,6 +6,7 @@ same ones again.
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import programs
 from tests.support.servers import Cluster, Server, flush, running, start_cluster
 
-# How fast examples are made says more of what else the machine does than of the test. And with CI=true Hypothesis would
+# The time to make examples depends more on a busy machine than on the test. And with CI=true Hypothesis would
 # make the same examples in every run.
 settings.register_profile(
     "headgate", suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=False, deadline=None
@@ -81,6 +82,16 @@ def redis7(redis7_process: Server) -> Server:
     """The installed Redis, empty; skips where there is none."""
     flush(redis7_process)
     return redis7_process
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[Server]:
+    """A server that writes to its append-only file before it answers.
+
+    With `everysec` it answers first while an earlier fsync is still running, and a SIGKILL then loses what it answered.
+    """
+    with running("valkey", tmp_path / "durable", config={"appendonly": "yes", "appendfsync": "always"}) as server:
+        yield server
 
 
 @pytest.fixture(params=["valkey", "redis7"])

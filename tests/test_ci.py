@@ -63,7 +63,7 @@ def test_nothing_is_asked_of_the_package_manager_where_nothing_is_missing(checko
     assert seen(checkout) == []
 
 
-def test_what_is_missing_is_installed_after_one_update_and_starts_no_service(checkout: Path) -> None:
+def test_missing_programs_are_installed_after_one_update_and_start_no_service(checkout: Path) -> None:
     for program in ("redis-server", "openssl"):
         (checkout / "bin" / program).unlink()
     assert run(checkout, "install").returncode == 0

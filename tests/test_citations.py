@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from limiter.metrics import catalogue
-from tests.support.documents import ROOT, name_of
+from tests.support.documents import CITED, ID, ROOT, name_of
 
 DEFINING = (ROOT / "docs/requirements.md", ROOT / "docs/faults.md")
 FOLDERS = ("api", "docs", "limiter", "loadtest", "lua", "tests")
@@ -19,15 +19,13 @@ READ_BY_USERS = sorted(
     if name_of(page) not in FOR_DEVELOPERS and "decisions" not in page.parts
 )
 
-_ID = r"(?:F-)?[WRQSGPBLTVNH][1-9]\d?"
-CITED = re.compile(rf"(?<![\w%#-])({_ID})(?:(?: to |–)({_ID}))?(?![\w-])(?!\.\d)")
 _PROMISES = re.compile(r"\b[Pp]romises? (\d+)(?:(?:,| and) (\d+))*")
 _NAMED = re.compile(r"def test_((?:(?:to_)?(?:f_)?[wrqsgpbltvnh][1-9]\d?_)+)")
-_DEFINED = re.compile(rf"^(?:- |\| |\d+\. )\*\*({_ID}|Promise \d+)\.?\*\*", re.MULTILINE)
+_DEFINED = re.compile(rf"^(?:- |\| |\d+\. )\*\*({ID}|Promise \d+)\.?\*\*", re.MULTILINE)
 
 
 def defined() -> Counter[str]:
-    """How often each id is defined."""
+    """The number of definitions of each id."""
     return Counter(
         found.lower() if "romise" in found else found
         for page in DEFINING
@@ -36,7 +34,7 @@ def defined() -> Counter[str]:
 
 
 def still_open(page: Path) -> set[str]:
-    """What a page lists as not built, or as built in part."""
+    """The ids that a page lists as not built, or as built in part."""
     _, _, listed = page.read_text().partition("\n## Open\n")
     firsts = [line[2:].partition(":")[0] for line in listed.splitlines() if line.startswith("- ")]
     return {
@@ -63,7 +61,7 @@ def cited(text: str) -> Iterator[str]:
 
 
 def files(folder: str) -> Iterator[Path]:
-    """What people wrote there, but for scripts of older versions, which stay as they were."""
+    """The text files of a folder, without the scripts of older versions, which stay as they were."""
     for path in sorted((ROOT / folder).rglob("*")):
         if "version_1" in path.parts:
             continue

@@ -1,4 +1,4 @@
-"""What the documents say is tried out: every command, every snippet, every link."""
+"""Commands, snippets and links of the documents are tried out, every one of them."""
 
 import json
 import os
@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from typer.main import get_command
 
 from api.app import MODULES
 from limiter.cli.main import app
-from limiter.cli.policies import _reasons
+from limiter.cli.policy_commands import _reasons
 from limiter.metrics.catalogue import ALL
 from limiter.model.control.caps import Reason
 from limiter.model.control.reasoning import Cycle, Overload, Reasoning, Step
@@ -28,10 +29,8 @@ from limiter.model.overload.expectations import Reason as Missed
 from limiter.model.overload.shedding import CLASSES
 from limiter.settings import Settings
 from limiter.store.link.urls import parse
-from tests import test_reference
-from tests.chart import test_page
 from tests.support import eventually
-from tests.support.documents import PAGES, ROOT, Block, blocks, name_of, script
+from tests.support.documents import HERE, PAGES, ROOT, Block, blocks, name_of, script
 from tests.support.programs import find, need
 from tests.support.servers import free_port, running
 
@@ -110,7 +109,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def made_to_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """What `make run` runs, on another port and with its data elsewhere."""
+    """Headgate as `make run` starts it, on another port and with its data elsewhere."""
     command = re.search(r"^run:.*\n\t\$\(BIN\)/headgate (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert command is not None
     arguments = command[1].replace(
@@ -198,6 +197,39 @@ def test_load_is_reported_as_the_page_on_overload_says(made_to_run: Running) -> 
     made_to_run.follow([Block("", 0, "sh", apply.format("example"))])  # as the other pages expect it
 
 
+def test_leases_are_held_as_their_page_says(made_to_run: Running) -> None:
+    """docs/leases.md from top to bottom: the policy, the requests, and the holder of the client's own."""
+    put, *asked = blocks("docs/leases.md", "sh")
+    (program,) = blocks("docs/leases.md", "python")
+    made_to_run.follow([put])
+    eventually(lambda: _lends(made_to_run), what="the policy is in force")
+    made_to_run.follow(asked)
+    printed = subprocess.run(
+        [sys.executable, "-c", program.text.replace(HERE, f"127.0.0.1:{made_to_run.port}")],
+        env=surroundings(made_to_run.workplace, made_to_run.port),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    found = re.fullmatch(r"granted (\d+); given back: True\n", printed.stdout)
+    assert found is not None, printed.stdout
+    assert 20 <= int(found[1]) <= 100 + 3 * 100
+    removed = f"curl -sf -X DELETE 'http://{HERE}/v1/policies/lent?namespace=edge' > /dev/null\n"
+    made_to_run.follow([Block("", 0, "sh", removed)])
+
+
+def _lends(running: Running) -> bool:
+    body = json.dumps({"namespace": "edge", "descriptor": {"service": "lent"}, "holder": "probe"}).encode()
+    request = Request(f"http://127.0.0.1:{running.port}/v1/leases", body, {"content-type": "application/json"})
+    try:
+        with urlopen(request) as answer:
+            return bool(answer.status == 200)
+    except HTTPError:
+        return False
+
+
 def _taken(printed: str) -> dict[str, object]:
     answer: dict[str, object] = json.loads(printed)
     return answer if "signals" in answer else {}
@@ -240,12 +272,12 @@ def test_the_store_urls_can_be_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("openssl")
-def test_keys_and_tls_keep_out_whom_they_should(workplace: Path) -> None:
+def test_keys_and_tls_keep_strangers_out(workplace: Path) -> None:
     """docs/security.md from top to bottom."""
     follow(blocks("docs/security.md", "sh"), workplace, free_port())
 
 
-def test_what_the_controller_says_looks_as_shown() -> None:
+def test_the_output_of_the_controller_looks_as_shown() -> None:
     reason = Reason(1.7672256e15, 100.0, 97.4, 5.0, 0.612, "raise", 20.0, 20.1)
     cycle = Cycle(
         reason.at_us / 1000, 100.0, 97.4, 5.0, reason.rejection_rate, reason.rule, 20.0, 20.1, reason.sentence
@@ -256,10 +288,12 @@ def test_what_the_controller_says_looks_as_shown() -> None:
     )  # fmt: skip
     (shown,) = blocks("docs/controller.md", "")
     assert shown.text.splitlines()[1:] == [f"  {line}" for line in _reasons(seen)]
-    missed = Missed("raise", 10.0, 20.0, 12.0, 5.0, 200.0, 0.0, (0.0, 0.0), 0)
+    missed = Missed("raise", 10.0, 20.0, 12.0, 5.0, 200.0)
     step = Step(1.7672256e12, "expectations", missed.rule, 10.0, 20.0, str(missed))
     shares: dict[str, float] = dict(zip(CLASSES, (0.0, 0.2, 0.0, 0.0), strict=True))
-    overload = Overload(True, 1.0, shares, dict.fromkeys(CLASSES), [step])
+    overload = Overload(
+        "overloaded", True, 1.0, 37.0, dict.fromkeys(CLASSES), None, 0.12, None, shares, dict.fromkeys(CLASSES), [step]
+    )
     (shown,) = blocks("docs/overload.md", "")
     seen = Reasoning("", "", "work", "", None, None, None, None, None, None, [], overload)
     assert shown.text.splitlines() == [f"  {line}" for line in _reasons(seen)][2:]
@@ -272,8 +306,13 @@ def spoken() -> list[tuple[str, str]]:
     """Commands in the text of pages, and in blocks that would take minutes to run."""
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
     found = [(name_of(page), command) for page in pages for command in COMMAND.findall(page.read_text())]
-    long = [command for block in blocks("docs/loadtest.md", "sh") for command in block.commands]
-    return found + [("docs/loadtest.md", command.partition("  #")[0].strip()) for command in long]
+    long = [
+        (page, command.partition("  #")[0].strip())
+        for page in ("docs/loadtest.md", "docs/judge.md")
+        for block in blocks(page, "sh")
+        for command in block.commands
+    ]
+    return found + long
 
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(spoken())))
@@ -288,7 +327,8 @@ def test_commands_in_the_text_exist_with_their_options(page: str, command: str) 
     elif words[0] == "locust":  # whose help leaves out the options of the file
         check_options(words[3:], help_of("-m", "locust") + (ROOT / words[2]).read_text())
     else:
-        check_options(words[3:], help_of(*words[1:3]))
+        sub = words[3:4] if words[3:4] and re.fullmatch(r"[a-z]+", words[3]) else []
+        check_options(words[3:], help_of(*words[1:3]) + (help_of(*words[1:3], *sub) if sub else ""))
 
 
 def check_headgate(words: list[str]) -> None:
@@ -350,30 +390,36 @@ def test_pictures_in_the_text_are_well_formed() -> None:
         )
 
 
-SNIPPETS: dict[tuple[str, str], Callable[..., object]] = {
-    ("README.md", "sh"): test_the_readme_from_top_to_bottom,
-    ("README.md", "json"): test_the_readme_from_top_to_bottom,
-    ("docs/controller.md", ""): test_what_the_controller_says_looks_as_shown,
-    ("docs/http-api.md", "sh"): test_the_http_api_by_example_answers_as_it_says,
-    ("docs/http-api.md", ""): test_the_http_api_by_example_answers_as_it_says,
-    ("docs/kubernetes.md", "sh"): test_page.test_the_commands_do_what_they_say,
-    ("docs/kubernetes.md", "yaml"): test_page.test_the_values_can_be_used,
-    ("docs/loadtest.md", "sh"): test_commands_in_the_text_exist_with_their_options,
-    ("docs/operations.md", "conf"): test_the_store_is_set_up_and_the_runbook_followed,
-    ("docs/operations.md", "sh"): test_the_store_is_set_up_and_the_runbook_followed,
-    ("docs/overload.md", "sh"): test_load_is_reported_as_the_page_on_overload_says,
-    ("docs/overload.md", ""): test_what_the_controller_says_looks_as_shown,
-    ("docs/policies.md", "sh"): test_the_commands_on_policies_do_what_they_say,
-    ("docs/policies.md", "yaml"): test_reference.test_the_policies_by_example_do_what_they_say,
-    ("docs/security.md", "sh"): test_keys_and_tls_keep_out_whom_they_should,
+SNIPPETS: dict[tuple[str, str], str] = {
+    ("README.md", "sh"): "test_docs.py::test_the_readme_from_top_to_bottom",
+    ("README.md", "json"): "test_docs.py::test_the_readme_from_top_to_bottom",
+    ("docs/controller.md", ""): "test_docs.py::test_the_output_of_the_controller_looks_as_shown",
+    ("docs/http-api.md", "sh"): "test_docs.py::test_the_http_api_by_example_answers_as_it_says",
+    ("docs/http-api.md", ""): "test_docs.py::test_the_http_api_by_example_answers_as_it_says",
+    ("docs/kubernetes.md", "sh"): "chart/test_page.py::test_the_commands_do_what_they_say",
+    ("docs/kubernetes.md", "yaml"): "chart/test_page.py::test_the_values_can_be_used",
+    ("docs/leases.md", "sh"): "test_docs.py::test_leases_are_held_as_their_page_says",
+    ("docs/leases.md", "python"): "test_docs.py::test_leases_are_held_as_their_page_says",
+    ("docs/loadtest.md", "sh"): "test_docs.py::test_commands_in_the_text_exist_with_their_options",
+    ("docs/judge.md", "sh"): "test_docs.py::test_commands_in_the_text_exist_with_their_options",
+    ("docs/operations.md", "conf"): "test_docs.py::test_the_store_is_set_up_and_the_runbook_followed",
+    ("docs/operations.md", "sh"): "test_docs.py::test_the_store_is_set_up_and_the_runbook_followed",
+    ("docs/overload.md", "sh"): "test_docs.py::test_load_is_reported_as_the_page_on_overload_says",
+    ("docs/overload.md", ""): "test_docs.py::test_the_output_of_the_controller_looks_as_shown",
+    ("docs/policies.md", "sh"): "test_docs.py::test_the_commands_on_policies_do_what_they_say",
+    ("docs/policies.md", "yaml"): "test_reference.py::test_the_policies_by_example_do_what_they_say",
+    ("docs/security.md", "sh"): "test_docs.py::test_keys_and_tls_keep_strangers_out",
 }
-"""Who tries the blocks of a page and a language; pictures are tried wherever they are."""
+"""The test, under tests/, that tries the blocks of a page and a language; pictures are tried wherever they are."""
 
 
 def test_every_snippet_is_tried_by_some_test() -> None:
     """A page or a language that is new here needs a test first."""
     found = {(block.page, block.language) for page in PAGES for block in blocks(page) if block.language != "mermaid"}
     assert found == set(SNIPPETS)
+    for test in SNIPPETS.values():
+        module, _, name = test.partition("::")
+        assert re.search(rf"^(?:async )?def {name}\(", (ROOT / "tests" / module).read_text(), re.MULTILINE), test
     for page in PAGES:
         assert page.read_text().count("\n```") == 2 * len(blocks(page)), f"{name_of(page)}: a fence within something"
 

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from api.data import request_limits as limits
 from api.data.decode import IDEMPOTENCY_KEY_MAX, OPERATIONS_MAX, acquire
 from api.data.json_text import DEPTH_MAX, PARTS_MAX
+from api.data.plane import BEGIN_MAX_S
+from api.data.plane import BUCKETS_MAX as BATCH_BUCKETS_MAX
 from api.data.turns import IN_PROGRESS_MAX
-from api.routes.policies.policy_routes import SET_BYTES_MAX
+from api.routes.policies.audit_routes import LIMIT_MAX as AUDIT_LIMIT_MAX
+from api.routes.policies.policy_routes import SET_BYTES_MAX, SET_ENTRIES_MAX
 from api.routes.responses import DOCUMENT_BYTES_MAX
 from api.server import KEEP_ALIVE_S
 from limiter.engine import breaker
@@ -25,8 +29,15 @@ from limiter.engine.policy_file import load_policy_file
 from limiter.model.bucket.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
 from limiter.model.bucket.operations import LATE_US
 from limiter.model.bucket.reservation import Signer
-from limiter.model.overload.overload_block import OVERLOAD_PARTS, Expectations, Overload, ResponseTime, Utilisation
-from limiter.model.policy.blocks import Block, Learning, Quota, Steering
+from limiter.model.overload.overload_block import (
+    OF_RATES,
+    OVERLOAD_PARTS,
+    Expectations,
+    Overload,
+    ResponseTime,
+    Utilisation,
+)
+from limiter.model.policy.blocks import Auto, Block, Learning, Local, Quota, Smoothing, Steering
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.fields.kinds import DIMENSIONS_MAX
 from limiter.model.policy.policy import Policy
@@ -35,8 +46,10 @@ from limiter.model.policy.reading import read_namespace, read_policy
 from limiter.settings import Settings
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
 from limiter.store.link.connect import OLDEST, open_link
+from limiter.store.policies.policy_store import AUDIT_PAGE_BYTES
 from limiter.store.scripts import load_source
-from limiter.store.signals import WAITING_MAX
+from limiter.store.signal_reports import WAITING_MAX
+from tests.support.documents import policy_fields, rows
 from tests.support.servers import Server
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -45,24 +58,17 @@ PARTS: dict[str, type[BaseModel]] = {
     "## Fields": Policy,
     "### Quota": Quota,
     "### Steering": Steering,
+    "### Smoothing": Smoothing,
+    "### Auto": Auto,
     "### Learning": Learning,
     "### Block": Block,
+    "### Local": Local,
     "### Overload": Overload,
     "### Expectations": Expectations,
     "### Response time": ResponseTime,
     "### Utilisation": Utilisation,
     "### Namespaces": Namespace,
 }
-
-
-def rows(text: str) -> list[list[str]]:
-    """The rows of a table whose first cell is code, with the marks of code off."""
-    cells = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in row] for row in cells]
-
-
-def section(heading: str) -> str:
-    return re.split(r"^#{2,3} ", POLICIES.partition(f"\n{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def written(default: Any) -> str:
@@ -82,7 +88,7 @@ def written(default: Any) -> str:
     return f"`{default:.10g}`" if isinstance(default, float) else f"`{default}`"
 
 
-def test_every_setting_is_told_with_its_default() -> None:
+def test_every_setting_is_documented_with_its_default() -> None:
     told = {row[0].strip("`"): row[1] for row in rows(SETTINGS)}
     true = {
         variable: written(field.default).replace("none", "unset")
@@ -92,19 +98,27 @@ def test_every_setting_is_told_with_its_default() -> None:
     assert len(rows(SETTINGS)) == len(told), "each once"
 
 
+def default_of(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True, validated_data={})
+
+
 @pytest.mark.parametrize("heading", PARTS)
-def test_every_field_of_a_policy_is_told_with_its_default(heading: str) -> None:
-    told = {row[0].strip("`"): row[2] for row in rows(section(heading))}
+def test_every_field_of_a_policy_is_documented_with_its_default(heading: str) -> None:
+    told = {row[0].strip("`"): row[2] for row in rows(policy_fields(heading))}
     fields = PARTS[heading].model_fields
-    assert told == {field.alias or name: written(field.default) for name, field in fields.items()}
+    assert told == {field.alias or name: written(default_of(field)) for name, field in fields.items()}
 
 
 @pytest.mark.parametrize("heading", PARTS)
 def test_every_field_s_example_is_taken(heading: str) -> None:
-    for row in rows(section(heading)):
+    for row in rows(policy_fields(heading)):
         name, example = row[0].strip("`"), yaml.safe_load(row[-1].strip("`"))
         assert list(example) == [name]
         read_example(PARTS[heading], example)
+
+
+OF_PUBLISHED = {"ideal_band_ms", "ideal_step", *OF_RATES}
+"""Fields of overload control that only the published rules go by."""
 
 
 def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
@@ -116,13 +130,17 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
         unit = {} if "requests" in example else {"work": 1}
         read_policy({"name": "x", "quota": {"period": "month", **unit} | example})
     elif kind is Overload:
-        read_policy(whole | {"overload": {"utilisation": {}} | example})
+        read_policy(whole | {"overload": {"utilisation": {}, "expectations": {}} | example})
     elif kind in OVERLOAD_PARTS.values():
         (part,) = [name for name, found in OVERLOAD_PARTS.items() if found is kind]
         (field,) = example
         needs: dict[str, Any] = {"mode": "ideal"} if field.startswith("ideal_") else {}
         needs |= {"degrade": True} if field.startswith("quality_") else {}
-        read_policy(whole | {"overload": {part: needs | example}})
+        needs |= {"rules": "published"} if field in OF_PUBLISHED else {}
+        named = whole | {"mechanism": "work"} if field == "in" else whole
+        read_policy(named | {"overload": {part: needs | example}})
+    elif kind is Local:
+        read_policy({"name": "x", "rate": 100, "local": {"allowed": True} | example})
     elif kind is Block:
         read_policy(whole | {"block": {"after": 3, "in": "1m", "for": "10m"} | example})
     elif kind is Policy:
@@ -132,15 +150,22 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
             "capacity": {"rate": 100},
             "count": {"rate": 100},
             "deny": {},
+            "round": whole | {"work_unit": 2048},
+            "local": {"rate": 100},
             "quota": {},
         }
         read_policy({"name": "x", **beside.get(field, whole), **example})
+    elif kind in (Smoothing, Auto):
+        read_policy(whole | {"steering": {kind.__name__.lower(): example}})
+    elif kind is Steering:
+        beside_floor = {"max_work": 50} if "floor" in example else {}
+        read_policy(whole | beside_floor | {"steering": example})
     else:
         read_policy(whole | {kind.__name__.lower(): example})
 
 
 def told_limits() -> dict[str, list[int]]:
-    """The numbers in the table of docs/security.md, by what they limit."""
+    """The numbers in the table of docs/security.md, by the name of the limit."""
     table = (DOCS / "security.md").read_text().partition("| what | at most |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return {row[0]: [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", row[1])] for row in rows}
@@ -158,6 +183,8 @@ def test_the_limits_on_requests_are_those_of_the_code() -> None:
         "idle connection": [KEEP_ALIVE_S],
         "operations in a batch": [OPERATIONS_MAX],
         "operations of batches in progress, each process": [IN_PROGRESS_MAX],
+        "buckets that the acquires of a batch ask together": [BATCH_BUCKETS_MAX],
+        "a node's processor time to begin a batch": [BEGIN_MAX_S * 1000],
         "reports of load that wait for the store, each process": [WAITING_MAX],
         "dimensions of a descriptor": dimension,
         "`Idempotency-Key`": [IDEMPOTENCY_KEY_MAX],
@@ -165,12 +192,13 @@ def test_the_limits_on_requests_are_those_of_the_code() -> None:
         "nesting of JSON": [DEPTH_MAX],
         "objects, lists and commas in a body": [PARTS_MAX],
         "document of a policy or a namespace": [DOCUMENT_BYTES_MAX],
-        "document of a whole set of policies": [SET_BYTES_MAX],
+        "document of a whole set of policies": [SET_BYTES_MAX, SET_ENTRIES_MAX],
         "policies that cover one request": [BUCKETS_PER_OPERATION_MAX],
+        "page of the audit log": [AUDIT_LIMIT_MAX, AUDIT_PAGE_BYTES],
     }
 
 
-def test_what_operators_are_told_of_time_is_so() -> None:
+def test_times_in_the_operators_pages_are_those_of_the_code() -> None:
     """docs/operations.md: the breaker's figures, and how long what is kept in the store is kept."""
     page = (DOCS / "operations.md").read_text()
     assert breaker.FAILURES_MAX == 5
@@ -254,7 +282,7 @@ async def test_on_the_api_platform_one_customer_has_paid_for_more(decider: Decid
         ("An LLM gateway by tokens", {"team": "search", "model": "large"}, 200_000),
     ],
 )
-async def test_what_goes_on_for_long_is_told_to_stop(
+async def test_work_that_goes_on_for_long_is_asked_to_stop(
     decider: Decider, tmp_path: Path, title: str, descriptor: dict[str, str], work: float
 ) -> None:
     enforce(decider, tmp_path, example(title))

@@ -63,7 +63,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(monkeypatch: pytest.MonkeyP
     assert refusal() == "HEADGATE_DEADLINE_MS is '0': input should be greater than or equal to 1"
 
 
-def test_every_problem_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_problem_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_DEADLINE_MS", "soon")
     monkeypatch.setenv("HEADGATE_DATADIR", "/tmp")
     lines = refusal().splitlines()
@@ -109,3 +109,17 @@ def test_secrets_do_not_show_when_settings_are_printed(monkeypatch: pytest.Monke
     monkeypatch.setenv("HEADGATE_SECRET", "hunter2-hunter2-hunter2")
     monkeypatch.setenv("HEADGATE_REDIS_URL", "redis://user:hunter2@store")
     assert "hunter2" not in repr(Settings.load())
+
+
+@pytest.mark.parametrize("owner", ["api", "", "a b", "x" * 65])
+def test_an_owner_of_a_file_is_a_name_and_not_the_api_s(monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
+    monkeypatch.setenv("HEADGATE_POLICIES_OWNER", owner)
+    if owner:
+        assert "1 to 64 letters, digits" in refusal()
+    else:
+        assert Settings.load().policies_owner == "file"
+
+
+def test_variables_of_a_kubernetes_service_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_SERVICE_HOST", "10.0.0.1")
+    assert "enableServiceLinks: false" in refusal()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(command: Sequence[str | Path], *, cwd: Path) -> str:
-    """What the command printed; it must succeed, and sees nothing of this environment's Python or settings."""
+    """Run a command that must succeed, without this environment's Python and settings; the text that it printed."""
     hidden = ("HEADGATE_", "PYTHON", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     finished = subprocess.run(

@@ -1,4 +1,4 @@
-"""An HTTP answer as both lanes send it."""
+"""An HTTP answer, as both lanes send it."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from msgspec.structs import replace
 
 JSON = b"content-type: application/json\r\n"
 PROBLEM = b"content-type: application/problem+json\r\n"
+RETRY = {retry: b"headgate-retry: %b\r\n" % retry.encode() for retry in ("now", "after", "never")}
+"""The header line that says whether to retry (G6)."""
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """Status, header lines (each ending in CRLF, content-length apart), body."""
+    """Status, header lines (each ending in CRLF, without content-length), body."""
 
     status: int
     head: bytes
     body: bytes
     error: Exception | None = None
-    """A failure of ours, logged under the request's id when the answer is sent."""
+    """An internal failure, logged under the request's id when the answer is sent."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers as pairs, the length among them."""
+        """Return the headers as pairs, with the length."""
         lines = (line.partition(b": ") for line in self.head.split(b"\r\n") if line)
         return [*((name, value) for name, _, value in lines), (b"content-length", b"%d" % len(self.body))]
 
     def with_header(self, name: str, value: str) -> Answer:
-        """The same with one header more."""
+        """Return a copy with one more header."""
         return replace(self, head=self.head + header(name, value))
 
 
 def header(name: str, value: str) -> bytes:
-    """A header line. Whatever could end it, or is no ASCII, is left out (F-H5)."""
+    """Return a header line without characters that could end it and without non-ASCII (F-H5)."""
     return f"{name}: {_UNSAFE.sub('', value)}\r\n".encode()

@@ -1,4 +1,4 @@
-"""The door: who is asking, by the API key that is presented, and whether it may.
+"""Authentication and authorisation of a request by its API key.
 
 The keys themselves: `limiter.api_keys`.
 """
@@ -17,44 +17,44 @@ audit = logging.getLogger("headgate.audit")
 
 
 class Unauthenticated(Exception):
-    """No key, or none that is known (F-H3): 401."""
+    """No API key, or an unknown one (F-H3): 401."""
 
 
 class Forbidden(Exception):
-    """A known key, but not for this (F-H4): 403."""
+    """A known API key without the right (F-H4): 403."""
 
 
 ANYBODY = Principal("anybody", "admin")
 
 
 class Doorkeeper:
-    """Tells who is asking, and stops who may not."""
+    """Identifies callers, and refuses those without the right."""
 
     def __init__(self, entries: Iterable[KeyEntry]) -> None:
         self._entries = tuple(entries)
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody may do anything."""
+        """True if no keys are configured, and anybody may do anything."""
         return not self._entries
 
     def identify(self, authorization: bytes | None) -> Principal:
-        """Who presents this `Authorization` header; Unauthenticated if nobody known does."""
+        """Return the caller of this `Authorization` header; raise Unauthenticated if it is unknown."""
         if not self._entries:
             return ANYBODY
         scheme, _, key = (authorization or b"").partition(b" ")
         key = key.strip() if scheme.lower() == b"bearer" else b""
         digest = hashlib.sha256(key).digest()
         found = None
-        for entry in self._entries:  # every one, however early it is found: the time tells nothing
+        for entry in self._entries:  # all of them, even after a match, so that the time reveals nothing
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.principal
-        if found is None or not key:  # an empty key is nobody's, whatever the entries say
+        if found is None or not key:  # an empty key is invalid, whatever the entries say
             raise Unauthenticated("a known API key is required, sent as Authorization: Bearer <key>")
         return found
 
     def admit(self, authorization: bytes | None, right: Right) -> Principal:
-        """Who is asking, if it has this right; Unauthenticated or Forbidden if not."""
+        """Return the caller if it has this right; otherwise raise Unauthenticated or Forbidden."""
         principal = self.identify(authorization)
         if right not in RIGHTS[principal.role]:
             refuse(principal, ACTS[right])
@@ -62,12 +62,12 @@ class Doorkeeper:
 
 
 def check_namespace(principal: Principal, namespace: str) -> None:
-    """Forbidden if the key is bound to another namespace."""
+    """Raise Forbidden if the key is bound to another namespace."""
     if principal.namespace is not None and principal.namespace != namespace:
         refuse(principal, "touch another namespace than its own")
 
 
 def refuse(principal: Principal, act: str) -> NoReturn:
-    """Leave a trace of what was tried, and refuse it."""
+    """Log the attempt, and refuse it."""
     audit.warning("refused: key %s (%s) may not %s", principal.name, principal.role, act)
     raise Forbidden(f"the key {principal.name} ({principal.role}) may not {act}")

@@ -9,6 +9,5 @@ Requests = dict[tuple[bytes, int], int]
 
 
 def count(requests: Requests, route: bytes, status: int) -> None:
-    """One more."""
     key = (route, status)
     requests[key] = requests.get(key, 0) + 1

@@ -1,4 +1,4 @@
-"""Bodies into requests: the same for both lanes, so that what one refuses the other refuses in the same words.
+"""Decode bodies into requests, in the same way for both lanes, so that both refuse the same in the same words.
 
 bytes ── msgspec ──► request
            └─ refused ── json_text, explain ──► the field, what was found, what is allowed
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -17,20 +17,23 @@ from api.data import json_text
 from api.data.field_problems import PROBLEMS_MAX, VISIBLE, FieldProblem, problems
 from api.data.json_text import Fields, Malformed, TooMany, shown
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest
+from limiter.model.bucket.lease_contract import LeaseRequest, RenewRequest, ReturnRequest
+
+StructT = TypeVar("StructT", bound=Struct)
 
 JSON = b"application/json"
 MERGE_PATCH = b"application/merge-patch+json"
 OPERATIONS_MAX = 1000
 BATCH_PROBLEMS_MAX = 200
-"""Problems that the answer to a batch lists; every operation after that names its first."""
+"""Problems that the answer to a batch lists; every operation after that lists its first."""
 IDEMPOTENCY_KEY_MAX = 255
 
-# What a header carries without a doubt about its encoding (RFC 9110, 5.5): a key is the same there and in a batch.
+# Characters that a header carries unambiguously (RFC 9110, 5.5): so a key is the same there and in a batch.
 IdempotencyKey = Annotated[str, Meta(min_length=1, max_length=IDEMPOTENCY_KEY_MAX, pattern=r"^[!-~]+$(?!\n)")]
 
 
 class AcquireOperation(AcquireRequest, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="acquire"):
-    """An acquire within a batch; its idempotency key, elsewhere a header, stands beside the rest."""
+    """An acquire within a batch; its idempotency key, otherwise a header, is a field."""
 
     idempotency_key: IdempotencyKey | None = None
 
@@ -55,14 +58,14 @@ class _Names(Struct):
 
 
 class BadRequest(Exception):
-    """The request cannot be understood: what kind of answer that is, and why."""
+    """The request cannot be understood. Holds the kind of answer and the reason."""
 
     status = 400
     reason = "malformed"
 
 
 class Invalid(BadRequest):
-    """JSON, but not what was asked for: 422, field by field."""
+    """The body is JSON, but has wrong fields: 422, field by field."""
 
     status = 422
     reason = "invalid"
@@ -74,21 +77,21 @@ class Invalid(BadRequest):
 
 
 class TooLong(BadRequest):
-    """More at once than is taken: 413 (F-H2)."""
+    """More operations or bytes than are accepted: 413 (F-H2)."""
 
     status = 413
     reason = "too_long"
 
 
 class WrongType(BadRequest):
-    """Not sent as JSON: 415 (F-V5)."""
+    """The body is not declared as JSON: 415 (F-V5)."""
 
     status = 415
     reason = "content_type"
 
 
 class CrossSite(BadRequest):
-    """Sent by a page of another site, in a browser that says so: 403 (F-H15)."""
+    """The request comes from a page of another site, as the browser says: 403 (F-H15)."""
 
     status = 403
     reason = "cross_site"
@@ -98,19 +101,23 @@ _ACQUIRE = msgspec.json.Decoder(AcquireRequest)
 _SETTLE = msgspec.json.Decoder(SettleRequest)
 _BATCH = msgspec.json.Decoder(BatchRequest)
 _SIGNALS = msgspec.json.Decoder(SignalRequest)
+_LEASE = msgspec.json.Decoder(LeaseRequest)
+_RENEW = msgspec.json.Decoder(RenewRequest)
+_RETURN = msgspec.json.Decoder(ReturnRequest)
 _NAMES = msgspec.json.Decoder(dict[str, Raw])
+_PLAIN = msgspec.json.Decoder()
 _BATCH_NAMES = msgspec.json.Decoder(_Names)
 _OPERATIONS: dict[str, type[Operation]] = {"acquire": AcquireOperation, "settle": SettleOperation}
 
-# What decoders raise: msgspec's own errors, and those of what it calls.
+# Errors of decoders: msgspec's own, and those of the functions that it calls.
 _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def acquire(body: bytes) -> AcquireRequest:
-    """An acquire's body, or BadRequest."""
+    """Decode the body of an acquire, or raise BadRequest."""
     try:
         request = _ACQUIRE.decode(body)
-        # Each key brings a colon: as many as the least it must have, and none of them stands twice.
+        # Each key has a colon: with the smallest possible number of colons, no key occurs twice.
         if body.count(b":") == 1 + len(request.descriptor) + (request.work is not None):
             return request
         keys = len(_NAMES.decode(body)) + len(request.descriptor)
@@ -122,10 +129,10 @@ def acquire(body: bytes) -> AcquireRequest:
 
 
 def settle(body: bytes) -> SettleRequest:
-    """A settle's body, or BadRequest."""
+    """Decode the body of a settle, or raise BadRequest."""
     try:
         request = _SETTLE.decode(body)
-        # As above: reservation and work, and what has another value than its default.
+        # As above: reservation, work, and every field whose value is not its default.
         least = 2 + (request.latency_ms is not None) + (not request.final) + (request.outcome != "ok")
         if body.count(b":") == least:
             return request
@@ -138,7 +145,7 @@ def settle(body: bytes) -> SettleRequest:
 
 
 def signals(body: bytes) -> SignalRequest:
-    """A report's body, or BadRequest."""
+    """Decode the body of a report, or raise BadRequest."""
     try:
         request = _SIGNALS.decode(body)
         keys = len(_NAMES.decode(body)) + len(request.signals) + len(request.key or ())
@@ -149,8 +156,40 @@ def signals(body: bytes) -> SignalRequest:
     return request
 
 
+def lease(body: bytes) -> LeaseRequest:
+    """Decode the body of a first request for a lease, or raise BadRequest."""
+    return _strictly(body, _LEASE, LeaseRequest)
+
+
+def renew(body: bytes) -> RenewRequest:
+    """Decode the body of a renewal, or raise BadRequest."""
+    return _strictly(body, _RENEW, RenewRequest)
+
+
+def give_back(body: bytes) -> ReturnRequest:
+    """Decode the body of a lease's return, or raise BadRequest."""
+    return _strictly(body, _RETURN, ReturnRequest)
+
+
+def _strictly(body: bytes, decoder: msgspec.json.Decoder[StructT], kind: type[StructT]) -> StructT:
+    try:
+        request = decoder.decode(body)
+        keys = _count_keys(_PLAIN.decode(body))
+    except _REFUSED as error:
+        raise _explained(body, kind, error) from None
+    if json_text.has_twice(body, keys):
+        raise _explained(body, kind)
+    return request
+
+
+def _count_keys(document: Any) -> int:
+    if isinstance(document, dict):
+        return len(document) + sum(map(_count_keys, document.values()))
+    return sum(map(_count_keys, document)) if isinstance(document, list) else 0
+
+
 def batch(body: bytes) -> Sequence[Operation | BadRequest]:
-    """A batch's operations in order, and for each that is wrong what its own call would have been told."""
+    """Decode the operations of a batch in order; a wrong one is replaced by the error that its own call would get."""
     try:
         operations = _BATCH.decode(body).operations
         if body.count(b":") == 1 + sum(map(_least_keys, operations)):  # as above
@@ -163,14 +202,14 @@ def batch(body: bytes) -> Sequence[Operation | BadRequest]:
 
 
 def _least_keys(operation: Operation) -> int:
-    """Of an operation as it is, if whatever has its default was left out."""
+    """Return the number of keys of an operation, if every field with its default value was left out."""
     if type(operation) is AcquireOperation:
         return 2 + len(operation.descriptor) + (operation.work is not None)
     return 3  # op, reservation and work
 
 
 def idempotency_key(header: bytes | None) -> str | None:
-    """The value of an `Idempotency-Key` header, or BadRequest."""
+    """Return the value of an `Idempotency-Key` header, or raise BadRequest."""
     if header is None:
         return None
     key = header.strip().decode("latin-1")
@@ -186,7 +225,7 @@ def _bad_key(found: str) -> Invalid:
 
 
 def check_json(content_type: bytes | None, content_encoding: bytes | None, *, kinds: Sequence[bytes] = (JSON,)) -> None:
-    """WrongType unless the body says that it is JSON: a page of another site cannot, without asking first (F-H15)."""
+    """Raise WrongType unless the body is declared as JSON: a page of another site cannot do that unasked (F-H15)."""
     if content_type == JSON and content_encoding is None:
         return
     if content_encoding is not None and content_encoding.strip().lower() != b"identity":
@@ -203,7 +242,7 @@ def _header(value: bytes) -> str:
 
 
 def document(body: bytes) -> Any:
-    """A body as plain data, or BadRequest; what cannot be in it is kept as it was written (`api.data.json_text`)."""
+    """Decode a body as plain data, or raise BadRequest; impossible values stay as written (`api.data.json_text`)."""
     try:
         return json_text.read(body)
     except Malformed as malformed:

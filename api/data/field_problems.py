@@ -1,7 +1,7 @@
-"""What is wrong with a document, field by field: where, what was found, what is allowed.
+"""Faults of a document, field by field: where, what was found, what is allowed.
 
-Walks plain data (`api.data.json_text`) beside the struct that it should have become. It judges as msgspec does, which a
-test holds it to, and says more.
+Compares plain data (`api.data.json_text`) with the struct that it should have become. It agrees with msgspec, which a
+test verifies, and says more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class FieldProblem(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
+    """One fault."""
 
     field: str
     found: str
@@ -37,7 +37,7 @@ class FieldProblem(msgspec.Struct, frozen=True):
 
 
 def problems(document: Any, kind: type[msgspec.Struct], most: int = PROBLEMS_MAX) -> list[FieldProblem]:
-    """Everything that keeps a document from being one of this kind, the first few."""
+    """Return the first faults that keep a document from being one of this kind."""
     return list(islice(_any("", document, _described(kind)), most))
 
 
@@ -52,6 +52,8 @@ def _any(at: str, value: Any, kind: inspect.Type) -> Iterator[FieldProblem]:
         yield from _struct(at, value, kind)
     elif isinstance(kind, inspect.DictType):
         yield from _mapping(at, value, kind)
+    elif isinstance(kind, inspect.ListType):
+        yield from _list(at, value, kind)
     elif not _fits(value, kind):
         yield FieldProblem(at, shown(value), _allowed(kind))
 
@@ -84,8 +86,18 @@ def _mapping(at: str, value: Any, kind: inspect.DictType) -> Iterator[FieldProbl
     for name, inner in islice(value.items(), kind.max_length):  # of too many, the first
         if not _fits(name, kind.key_type):
             yield FieldProblem(at, f"the name {shown(name)}", f"names that are {_allowed(kind.key_type)}")
-        if not _fits(inner, kind.value_type):  # no mapping holds another, nor an object
+        if not _fits(inner, kind.value_type):  # no mapping contains another, nor an object
             yield FieldProblem(_inside(at, name), shown(inner), _allowed(kind.value_type))
+
+
+def _list(at: str, value: Any, kind: inspect.ListType) -> Iterator[FieldProblem]:
+    if not isinstance(value, list):
+        yield FieldProblem(at, shown(value), _allowed(kind))
+        return
+    if not _within(len(value), kind.min_length, kind.max_length):
+        yield FieldProblem(at, f"{len(value)} entries", _allowed(kind))
+    for number, inner in enumerate(islice(value, kind.max_length)):  # of too many, the first
+        yield from _any(f"{at}[{number}]", inner, kind.item_type)
 
 
 def _twice(at: str, value: Fields) -> Iterator[FieldProblem]:
@@ -116,7 +128,7 @@ def _fits(value: Any, kind: inspect.Type) -> bool:
 
 
 def is_text(value: str) -> bool:
-    """Whether it is Unicode text, which half of a surrogate pair is not, nor is a number where text is wanted."""
+    """True for Unicode text; half of a surrogate pair is none, nor is a number in the place of text."""
     if isinstance(value, Odd):
         return False
     if value.isascii():
@@ -133,10 +145,8 @@ def _within(number: float, least: float | None, most: float | None) -> bool:
 
 
 def _allowed(kind: inspect.Type) -> str:
-    if isinstance(kind, inspect.UnionType):
-        return f"{_allowed(kind.types[0])}, or null"
     if isinstance(kind, inspect.StrType):
-        if kind.pattern is not None:  # the only one there is
+        if kind.pattern is not None:  # there is only one pattern
             return f"{_range(kind.min_length, kind.max_length)} {VISIBLE}"
         return f"Unicode text of {_range(kind.min_length, kind.max_length)} characters"
     if isinstance(kind, inspect.IntType):
@@ -147,6 +157,8 @@ def _allowed(kind: inspect.Type) -> str:
         return ", ".join(member.value for member in kind.cls)
     if isinstance(kind, inspect.DictType):
         return f"an object of {_range(kind.min_length, kind.max_length)} names with their values"
+    if isinstance(kind, inspect.ListType):
+        return f"a list of {_range(kind.min_length, kind.max_length)} objects"
     return {inspect.BoolType: "true or false", inspect.StructType: "an object"}[type(kind)]
 
 

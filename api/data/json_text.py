@@ -1,8 +1,8 @@
-"""Reading JSON leniently, to say what is wrong with it.
+"""Lenient reading of JSON, to say what is wrong with it.
 
-The decoders are strict and fast, and say little when they refuse. What they refuse is read again here: everything
-that is JSON at all, and besides it what people send in its place (NaN, 1e400, lone surrogates, keys that stand
-twice), kept as it was written, so that `api.data.field_problems` can name the field.
+The decoders are strict and fast, and say little when they refuse. A refused body is read again here: all JSON, and
+also what people send in its place (NaN, 1e400, lone surrogates, repeated keys), kept as it was written, so that
+`api.data.field_problems` can name the field.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from itertools import accumulate, islice
 from typing import Any
 
 DEPTH_MAX = 32
-DIGITS_MAX = 400  # a number of more digits is beyond every float
+DIGITS_MAX = 400  # a number with more digits is beyond every float
 PARTS_MAX = 50_000
-"""Objects, lists and commas in one document. A full batch of full descriptors has fewer; what has more is made to be
-slow to read, and is not read (F-H10)."""
+"""Objects, lists and commas in one document. A full batch of full descriptors has fewer; a body with more is made to be
+slow to read, and is refused unread (F-H10)."""
 
-# A string that does not end goes on to the end of the body: to look for another one within it would be quadratic.
+# An unterminated string extends to the end of the body: looking for another one within it would be quadratic.
 _TOKEN = re.compile(rb'"((?:[^"\\]++|\\.)*+)(?:"(\s*+:)?)?|[\[\]{}]', re.DOTALL)
-_TOKENS_MAX = 10_000  # that are looked at to name the field of deep nesting
+_TOKENS_MAX = 10_000  # tokens read to name the deeply nested field
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_STEPS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class Malformed(ValueError):
-    """Not JSON: the message says where."""
+    """The body is not JSON; the message says where."""
 
 
 class TooMany(ValueError):
-    """JSON perhaps, but of more parts than are read."""
+    """The body may be JSON, but has too many parts to be read."""
 
 
 class Odd(str):
-    """A number as it was written, where JSON or float64 has none like it."""
+    """A number as it was written, that JSON or float64 cannot represent."""
 
     __slots__ = ()
 
 
 class Fields(dict[str, Any]):
-    """An object, with the names that stand in it more than once."""
+    """An object, with the names that occur in it more than once."""
 
     def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
         pairs = list(pairs)
@@ -60,12 +60,12 @@ def _twice(pairs: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def read(body: bytes) -> Any:
-    """The document, `Malformed` or `TooMany`. Objects are `Fields`; impossible numbers are `Odd`."""
+    """Return the document, or raise `Malformed` or `TooMany`. Objects are `Fields`; impossible numbers are `Odd`."""
     _check_size(body)
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        raise Malformed(f"the body is not UTF-8: byte {error.start} cannot be") from None
+        raise Malformed(f"the body is not UTF-8: byte {error.start} is invalid") from None
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -75,21 +75,21 @@ def read(body: bytes) -> Any:
 
 
 def has_twice(body: bytes, keys: int) -> bool:
-    """Whether a body that decoded to so many different keys may hold one of them twice.
+    """True if a body that decoded to this many different keys may contain one of them twice.
 
-    Each key brings a colon. As many colons as keys: none stands twice. More: perhaps one within a text.
+    Each key has a colon. With as many colons as keys, none occurs twice. With more, one may be within a text.
     """
     return body.count(b":") != keys and _outside_texts(body).count(b":") != keys
 
 
 def _outside_texts(body: bytes) -> bytes:
-    """What stands between the texts of a document. One pass for each step, whatever is in it."""
+    """Return the parts of a document between its texts, in one pass for each step, whatever its content."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     return b"".join(unescaped.split(b'"')[::2])
 
 
 def _check_size(body: bytes) -> None:
-    """Refuse deep nesting before anything recurses into it, and many parts before each becomes an object."""
+    """Refuse deep nesting before any recursion, and many parts before each becomes an object."""
     opened = body.count(b"[") + body.count(b"{")
     if opened <= DEPTH_MAX and body.count(b",") <= PARTS_MAX:
         return
@@ -103,7 +103,7 @@ def _check_size(body: bytes) -> None:
 
 
 def _deep_field(body: bytes) -> str:
-    """The name of the field that is nested too deeply; none if that is far into the body."""
+    """Return the name of the field that is nested too deeply; '' if that is far into the body."""
     depth, field = 0, ""
     for token in islice(_TOKEN.finditer(body), _TOKENS_MAX):
         if token[2] and depth == 1:
@@ -133,7 +133,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=Fields, parse_float=_float, parse_
 
 
 def shown(value: object, characters_max: int = 60) -> str:
-    """A value as JSON in ASCII, cut: fit for a message, whatever is in it. What is cut off costs nothing."""
+    """Return a value as JSON in ASCII, cut to a length: fit for a message. The part cut off costs nothing."""
     if isinstance(value, Odd):
         text = str(value)
     elif isinstance(value, str):

@@ -1,7 +1,8 @@
-"""Plain grants and settles as bytes: what a limit's face says, with the balance put in.
+"""Plain grants and settles as bytes: a limit's face with the balance filled in.
 
-A face is what is told of a limit's buckets of one capacity and rate, in the body and in the headers, but for the
-numbers that change with every request. The bytes are those that `api.data.render` makes of a `Granted`; tests compare.
+A face is the text about a limit's buckets of one capacity and rate, in the body and in the headers, without the
+numbers that change with every request. The bytes equal those that `api.data.render` makes of a `Granted`; tests
+compare them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from math import ceil
 
 import msgspec
 
-from api.data.answer import JSON, PROBLEM
+from api.data.answer import JSON, PROBLEM, RETRY
 from api.data.rate_limit_headers import INTEGER_MAX, policy_item
 from limiter.engine.operation import IN_REQUESTS, Operation
 from limiter.engine.settler import Correction
@@ -18,7 +19,7 @@ from limiter.model.bucket.decision import REASON_OF, YEAR_MS, YEAR_S, PlainRefus
 from limiter.model.policy.limit import Limit
 
 FACES_MAX = 4096
-"""Kept of all limits, about 2 KB each: a steered cap has many rates, and each key its own."""
+"""Faces kept for all limits, about 2 KB each: a steered cap has many rates, and each key its own."""
 
 _faces: dict[tuple[Limit, float, float, bool], Face] = {}
 
@@ -35,19 +36,19 @@ TYPES = "https://iana.org/assignments/http-problem-types"
 QUOTA_EXCEEDED = f"{TYPES}#quota-exceeded"
 QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 _REFUSED = (
-    f'{{"type":"{QUOTA_EXCEEDED}","title":"{QUOTA_EXCEEDED_TITLE}","status":429,"detail":%%b,"granted":false,'
+    f'{{"type":"{QUOTA_EXCEEDED}","title":"{QUOTA_EXCEEDED_TITLE}","status":429,"detail":%b,"granted":false,'
     '"policy":%b,"reason":"%b","retry":"%%b","retry_after_ms":%%d,"limits":[%b%%b%b,"passed":false}],'
     '"violated-policies":[%b]}'
 ).encode()
 
 
 def _quoted(text: bytes) -> bytes:
-    """As a part of a format."""
+    """Escape text for use in a format."""
     return text.replace(b"%", b"%%")
 
 
 class Face:
-    """What is told of a limit's buckets of one capacity and rate."""
+    """The text about a limit's buckets of one capacity and rate."""
 
     __slots__ = ("after", "before", "body", "head", "name", "policy", "refused_body", "refused_head")
 
@@ -59,7 +60,7 @@ class Face:
         self.head = b"%bratelimit: %b;r=%%d;t=%%d\r\nratelimit-policy: %b\r\n" % (
             JSON, _quoted(self.name), _quoted(self.policy),
         )  # fmt: skip
-        """The header lines of an answer that tells of this limit alone."""
+        """The header lines of an answer with this limit alone."""
         self.before = b'{"policy":%b,"mechanism":"%b","balance":' % (_encode(limit.name), mechanism.encode())
         self.after = b',"capacity":%b,"rate":%b}' % (_encode(capacity), _encode(rate))
         self.refused_head = b"%bratelimit: %b;r=%%d;t=%%d\r\nratelimit-policy: %b\r\n%%b" % (
@@ -67,13 +68,23 @@ class Face:
         )  # fmt: skip
         name = _quoted(_encode(limit.name))
         self.refused_body = _REFUSED % (
-            name, REASON_OF[mechanism].encode(), _quoted(self.before), _quoted(self.after[:-1]), name,
+            _detail(limit, capacity, rate, in_requests), name, REASON_OF[mechanism].encode(),
+            _quoted(self.before), _quoted(self.after[:-1]), name,
         )  # fmt: skip
         self.body = _BODY.replace(b"[%b]", b"[%b%%b%b]" % (_quoted(self.before), _quoted(self.after)))
 
 
+def _detail(limit: Limit, capacity: float, rate: float, in_requests: bool) -> bytes:
+    """The sentence of a refusal, as a format for the balance and what is needed."""
+    nan, inf = float("nan"), float("inf")  # they stand in a sentence as nothing else does, but for the limit's name
+    refusal = PlainRefusal(limit, nan, rate, capacity, in_requests, need=inf, wait_us=0.0, never=False)
+    before, _, after = _quoted(_encode(refusal.detail)).rpartition(b"nan")
+    between, _, end = after.rpartition(b"inf")
+    return b"%b%%.6g%b%%g%b" % (before, between, end)
+
+
 def face_of(limit: Limit, capacity: float, rate: float, in_requests: bool) -> Face:
-    """The face of a limit, made when it is first seen."""
+    """Return the face of a limit, made at first use."""
     key = (limit, capacity, rate, in_requests)
     face = _faces.get(key)
     if face is None:
@@ -84,11 +95,11 @@ def face_of(limit: Limit, capacity: float, rate: float, in_requests: bool) -> Fa
 
 
 def rendered(operation: Operation) -> tuple[bytes, bytes]:
-    """The header lines, in the set of the draft, and the body."""
+    """Return the header lines, in the draft's set, and the body."""
     values = operation.values
     if len(values) > 1:
         return _head_of_many(operation), body(operation)
-    ((code, balance, _, rate, capacity),) = values  # by far the most
+    ((code, balance, _, rate, capacity),) = values  # nearly all
     limit = operation.limits[0]
     face = _faces.get((limit, capacity, rate, code >= IN_REQUESTS))
     if face is None:
@@ -113,7 +124,7 @@ def _head_of_many(operation: Operation) -> bytes:
 
 
 def body(operation: Operation) -> bytes:
-    """The body alone."""
+    """Return the body alone."""
     told = []
     for limit, (code, balance, _, rate, capacity) in zip(operation.limits, operation.values, strict=True):
         face = face_of(limit, capacity, rate, code >= IN_REQUESTS)
@@ -122,20 +133,20 @@ def body(operation: Operation) -> bytes:
 
 
 def refused(refusal: PlainRefusal) -> tuple[bytes, bytes]:
-    """The header lines, in the set of the draft, and the body of a refusal by the only limit."""
+    """Return the header lines, in the draft's set, and the body of a refusal by the only limit."""
     face = face_of(refusal.limit, refusal.capacity, refusal.rate, refusal.in_requests)
     wait_ms = refusal.wait_us / 1e3
     reset_s = int(-(-(min(YEAR_MS, wait_ms)) // 1000)) if wait_ms > 0 else 0
     after_ms = refusal.retry_after_ms
     body = _refused_body(refusal, face, after_ms)
     if refusal.never:
-        return face.refused_head % (_left(refusal.balance), reset_s, b""), body
-    retry_after = b"retry-after: %d\r\n" % max(ceil(after_ms / 1000), reset_s)
+        return face.refused_head % (_left(refusal.balance), reset_s, RETRY["never"]), body
+    retry_after = b"headgate-retry: after\r\nretry-after: %d\r\n" % max(ceil(after_ms / 1000), reset_s)
     return face.refused_head % (_left(refusal.balance), reset_s, retry_after), body
 
 
 def refused_body(refusal: PlainRefusal) -> bytes:
-    """The body alone."""
+    """Return the body alone."""
     face = face_of(refusal.limit, refusal.capacity, refusal.rate, refusal.in_requests)
     return _refused_body(refusal, face, refusal.retry_after_ms)
 
@@ -143,7 +154,7 @@ def refused_body(refusal: PlainRefusal) -> bytes:
 def _refused_body(refusal: PlainRefusal, face: Face, after_ms: int) -> bytes:
     balance = refusal.balance
     return face.refused_body % (
-        _encode(refusal.detail), b"never" if refusal.never else b"after", after_ms, _encode(balance),
+        balance, refusal.need, b"never" if refusal.never else b"after", after_ms, _encode(balance),
     )  # fmt: skip
 
 
@@ -155,8 +166,9 @@ _BOOLEANS = {False: b"false", True: b"true"}
 
 def settled_body(operation: Correction) -> bytes:
     """The body of the answer to a plain settle."""
-    work, adjusted, uncollected, stop, late, expires_ms = operation.plain[:6]
-    present, in_requests, balance, rate, capacity, _ = operation.plain[6:]
+    work, adjusted, uncollected, stop, late, expires_ms, present, in_requests, balance, rate, capacity, _ = (
+        operation.plain
+    )
     told, limit = b"", operation.limits[0]
     if present and limit is not None:
         face = face_of(limit, capacity, rate, in_requests)
@@ -171,7 +183,7 @@ def _left(balance: float) -> int:
 
 
 def _reset_s(balance: float, rate: float, capacity: float) -> int:
-    """Whole seconds until the bucket is full."""
+    """Return whole seconds until the bucket is full."""
     full_ms = (capacity - balance) / rate * 1e3
     if full_ms <= 0:
         return 0

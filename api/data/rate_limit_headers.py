@@ -1,9 +1,9 @@
 """`RateLimit`, `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers), and the older sets.
 
-    q = what comes in w seconds        w = whole seconds the capacity takes to come, or a quota's period
-    r = what is left, 0 in debt        t = whole seconds until it is full, or until a refused request would pass
+    q = units per w seconds            w = whole seconds that the capacity takes to refill, or a quota's period
+    r = units left, 0 in debt          t = whole seconds until it is full, or until a refused request would pass
 
-Policies that only watch are not told of. The older sets know one limit: the one that refused, else the tightest.
+Policies in shadow are left out. The older sets have one limit: the one that refused, otherwise the tightest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTEGER_MAX = 999_999_999_999_999  # of a structured field
 
 
 def lines(limits: Sequence[LimitState], headers: HeaderSet) -> bytes:
-    """The header lines for these limits, in one of the sets."""
+    """Return the header lines for these limits, in one of the sets."""
     if headers == "draft":
         return draft(limits)
     told = [limit for limit in limits if not limit.shadow]
@@ -38,13 +38,13 @@ def lines(limits: Sequence[LimitState], headers: HeaderSet) -> bytes:
 
 
 def reset_s(limit: LimitState) -> int:
-    """Whole seconds until this limit is what it should be; never too few."""
+    """Return whole seconds until this limit is full, or admits the request; never too few."""
     return int(-(-limit.reset_ms // 1000)) if limit.reset_ms > 0 else 0
 
 
 def draft(limits: Sequence[LimitState]) -> bytes:
-    """The header lines of the draft, a limit beside the other."""
-    if len(limits) == 1 and not limits[0].shadow:  # by far the most
+    """Return the header lines of the draft, with all limits."""
+    if len(limits) == 1 and not limits[0].shadow:  # nearly all
         (limit,) = limits
         name, policy = policy_item(limit.policy, limit.capacity, limit.rate, limit.window_s)
         return b"ratelimit: %b;r=%d;t=%d\r\nratelimit-policy: %b\r\n" % (name, _left(limit), reset_s(limit), policy)
@@ -68,7 +68,7 @@ def _left(limit: LimitState) -> int:
 
 @lru_cache(maxsize=4096)
 def policy_item(policy: str, capacity: float, rate: float, window_s: float) -> tuple[bytes, bytes]:
-    """A policy's name, and its item of `RateLimit-Policy`."""
+    """Return a policy's name, and its item of `RateLimit-Policy`."""
     name = _string(policy).encode()
     quota, window = _quota(capacity, rate, window_s)
     return name, b"%b;q=%d;w=%d" % (name, quota, window)
@@ -84,6 +84,7 @@ def _integer(value: float) -> int:
 
 
 def _string(text: str) -> str:
-    """A structured-field string. Names of policies need no escaping; what else might come is made harmless (F-H5)."""
+    """Return a structured-field string. Names of policies need no escaping; other characters are made harmless
+    (F-H5)."""
     printable = "".join(character for character in text if " " <= character <= "~")
     return '"' + printable.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -9,36 +9,42 @@ from http import HTTPStatus
 from math import ceil
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from api.data import plain_answers
-from api.data.answer import JSON, PROBLEM, Answer
+from api.data.answer import JSON, PROBLEM, RETRY, Answer
 from api.data.auth import Forbidden, Unauthenticated
 from api.data.decode import BadRequest, Invalid
 from api.data.field_problems import FieldProblem
 from api.data.plain_answers import QUOTA_EXCEEDED, QUOTA_EXCEEDED_TITLE, TYPES
 from api.data.rate_limit_headers import HeaderSet, draft, lines, reset_s
 from api.data.schemas import GrantedAnswer, Limit, Problem, RefusedAnswer, SettledAnswer
-from limiter.engine.errors import (
+from limiter.engine.operation import Operation
+from limiter.engine.request_errors import (
+    ClosedLease,
     IdempotencyConflict,
+    LocalNotAllowed,
     NotDecided,
+    OutdatedLease,
     SettledOtherwise,
     TooManyLimits,
+    TooMuchAtOnce,
     Uncovered,
     UnfitField,
+    UnknownLease,
     UnknownReservation,
 )
-from limiter.engine.operation import Operation
 from limiter.engine.settler import Correction
 from limiter.model.bucket.contract import Decision, Granted, LimitState, Refused, Settled
 from limiter.model.bucket.decision import PlainRefusal
 from limiter.model.bucket.refusals import Remembered
 from limiter.model.policy.problems import PolicyError
-from limiter.store.errors import StoreError, without_address
 from limiter.store.inspect import CursorError
 from limiter.store.keys import Slot
-from limiter.store.policies.policies import PolicyMissing, RevisionConflict
 from limiter.store.policies.policy_sets import OwnedByOthers
+from limiter.store.policies.policy_store import PolicyMissing, RevisionConflict
+from limiter.store.store_errors import StoreError, without_address
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +65,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Renderer:
-    """Renders with the set of rate limit headers that is configured."""
+    """Renders answers with the configured set of rate limit headers."""
 
     def __init__(self, headers: HeaderSet = "draft") -> None:
         self._lines = draft if headers == "draft" else partial(lines, headers=headers)
         self._is_draft = headers == "draft"
 
     def answer(self, operations: Sequence[Operation]) -> None:
-        """Let whoever asked take the answers to acquires."""
+        """Render the answers to acquires, and give them to their callers."""
         is_draft = self._is_draft
         for operation in operations:
             outcome = operation.outcome
             try:
-                if outcome is None and is_draft:  # by far the most
+                if outcome is None and is_draft:  # nearly all
                     status, (head, body) = 200, plain_answers.rendered(operation)
                 elif operation.remembered is not None:
                     status, head, body = self._repeated(operation.remembered)
@@ -80,20 +86,20 @@ class Renderer:
                 else:
                     operation.place.take(self.decision(outcome or operation.decision()))
                     continue
-            except Exception as error:  # whatever befalls one, the others are answered
+            except Exception as error:  # an error in one must not keep the others from their answers
                 operation.place.take(failure(error))
                 continue
             operation.place.take_plain(status, head, body)
 
     def _repeated(self, refusal: Remembered[Slot]) -> tuple[int, bytes, bytes]:
-        """A refusal that is repeated word for word is rendered once."""
+        """Render a refusal that is repeated word for word only once."""
         answer: Answer | None = refusal.kept
         if answer is None:
             answer = refusal.kept = self.decision(refusal.answer.refused)
         return answer.status, answer.head, answer.body
 
     def decision(self, outcome: Decision | PlainRefusal | Exception) -> Answer:
-        """The answer to an acquire."""
+        """Return the answer to an acquire."""
         try:
             if type(outcome) is PlainRefusal:
                 if self._is_draft:
@@ -107,7 +113,7 @@ class Renderer:
             return failure(error)
 
     def _refused(self, outcome: Refused) -> Answer:
-        head = PROBLEM + self._lines(outcome.limits)
+        head = PROBLEM + self._lines(outcome.limits) + RETRY[outcome.retry]
         if outcome.retry == "after":
             resets = [reset_s(limit) for limit in outcome.limits if not limit.passed and not limit.shadow]
             head += b"retry-after: %d\r\n" % max([_seconds(outcome.retry_after_ms), *resets])
@@ -116,7 +122,7 @@ class Renderer:
 
 
 def decision_body(operation: Operation) -> Answer:
-    """The same without headers: within a batch nobody would see them."""
+    """Return the answer without headers: within a batch nobody would see them."""
     outcome = operation.outcome
     try:
         if outcome is None:
@@ -144,12 +150,14 @@ def _granted(granted: Granted) -> bytes:
             granted.quality,
             granted.degraded,
             granted.covered,
+            UNSET if granted.state is None else granted.state,
+            UNSET if granted.refused_share is None else granted.refused_share,
         )
     )
 
 
 def _status(refused: Refused) -> int:
-    """429 where another time it may pass; 403 where a policy says no, whatever the balance."""
+    """Return 429 if another time may pass; 403 if a policy refuses whatever the balance."""
     return 403 if refused.reason in _FORBIDDEN else 429
 
 
@@ -170,14 +178,16 @@ def _refused(refused: Refused, status: int) -> bytes:
             violated_policies=[limit.policy for limit in refused.limits if not limit.passed and not limit.shadow],
             degraded=refused.degraded,
             overloaded=refused.overloaded,
+            state=refused.state,
+            refused_share=refused.refused_share,
         )
     )
 
 
 def settled(operation: Correction) -> Answer:
-    """The answer to a settle."""
+    """Return the answer to a settle."""
     outcome = operation.outcome
-    if outcome is None:  # by far the most
+    if outcome is None:  # nearly all
         try:
             return Answer(200, JSON, plain_answers.settled_body(operation))
         except Exception as error:
@@ -195,7 +205,7 @@ def _settled(answer: Settled) -> SettledAnswer:
 
 
 def batch(answers: Iterable[Answer]) -> Answer:
-    """The answers to a batch's operations, each as it would have stood alone, with its status."""
+    """Return the answers to a batch's operations, each as if alone, with its status."""
     results: list[bytes] = []
     error = None
     for answer in answers:
@@ -205,12 +215,12 @@ def batch(answers: Iterable[Answer]) -> Answer:
 
 
 def problem(status: int, reason: str, detail: str) -> Answer:
-    """An error that has no more to tell than its kind."""
+    """Return an error of this kind without further fields."""
     return _problem(Problem(BLANK, HTTPStatus(status).phrase, status, detail, reason))
 
 
 def failure(error: Exception) -> Answer:
-    """What an exception means to the caller. One that means nothing is ours: 500, and to be logged."""
+    """Return the answer for an exception. One without a meaning for callers is an internal error: 500, and logged."""
     if isinstance(error, BadRequest):
         return _bad_request(error)
     if isinstance(error, UnfitField):
@@ -220,18 +230,21 @@ def failure(error: Exception) -> Answer:
     if isinstance(error, NotDecided):
         return _not_decided(error)
     if isinstance(error, StoreError):
-        log.warning("a request could not be served: %s", error)  # where the store is stays here
+        log.warning("a request could not be served: %s", error)  # the store's address stays in the log
         return _not_decided(NotDecided("store_unavailable", without_address(error)))
     if isinstance(error, PolicyMissing):
         return problem(404, f"no_such_{error.place.kind}", str(error))
     if isinstance(error, SettledOtherwise):
         title = HTTPStatus.CONFLICT.phrase
         return _problem(Problem(BLANK, title, 409, str(error), "settled_otherwise", first=_settled(error.first)))
+    if isinstance(error, LocalNotAllowed):
+        title = HTTPStatus.FORBIDDEN.phrase
+        return _problem(Problem(BLANK, title, 403, str(error), "local_not_allowed", policy=error.policy))
     for kind, (status, reason) in _KINDS.items():
         if isinstance(error, kind):
             answer = problem(status, reason, str(error))
             return answer.with_header("www-authenticate", CHALLENGE) if status == 401 else answer
-    answer = problem(500, "internal", "the request failed for a reason of ours; it is in the log")
+    answer = problem(500, "internal", "the request failed because of an internal error; the log of the node has it")
     return replace(answer, error=error)
 
 
@@ -240,8 +253,12 @@ _KINDS: dict[type[Exception], tuple[int, str]] = {
     OwnedByOthers: (409, "owned_by_others"),
     CursorError: (422, "invalid"),
     UnknownReservation: (404, "unknown_reservation"),
+    UnknownLease: (404, "lease_unknown"),
+    OutdatedLease: (409, "lease_outdated"),
+    ClosedLease: (409, "lease_closed"),
     Uncovered: (403, "uncovered"),
     TooManyLimits: (422, "too_many_policies"),
+    TooMuchAtOnce: (413, "too_long"),
     IdempotencyConflict: (409, "idempotency_conflict"),
     Unauthenticated: (401, "unauthenticated"),
     Forbidden: (403, "forbidden"),
@@ -256,7 +273,7 @@ def _bad_request(error: BadRequest) -> Answer:
 
 
 def _bad_policy(error: PolicyError) -> Answer:
-    """What is wrong with a policy, on one line, and field by field."""
+    """Return the faults of a policy, on one line and field by field."""
     first, *others = error.problems
     detail = f"{first} (and {len(others)} more)" if others else first
     errors = tuple(FieldProblem(problem.field, problem.found, problem.allowed) for problem in error.fields)
@@ -272,9 +289,11 @@ def _not_decided(error: NotDecided) -> Answer:
             str(error),
             error.reason,
             policy=error.policy,
+            retry=error.retry,
             retry_after_ms=error.retry_after_ms,
         )
     )
+    answer = answer.with_header("headgate-retry", error.retry)
     return answer.with_header("retry-after", str(_seconds(error.retry_after_ms)))
 
 

@@ -1,7 +1,7 @@
-"""Request ids: what a caller reads in an answer and an operator finds in the log.
+"""Request ids, which a caller reads in an answer and an operator finds in the log.
 
-sent, and sane      goes back with every answer, as it came
-otherwise           made where something went wrong, and only there: a decision has nothing that anybody would look up
+    sent and valid      returned with every answer as it came
+    otherwise           made only for errors: nobody would look up a decision
 
 In problem bodies as `request_id`, in headers as `x-request-id`. A refusal by a limit is a decision, not a problem.
 """
@@ -24,13 +24,13 @@ RANDOM_BYTES = 16
 REFUSED = 429
 
 SENT: ContextVar[bytes | None] = ContextVar("sent_request_id", default=None)
-"""What came with the request that the framework is serving."""
+"""The id sent with the request that the framework is serving."""
 
 _SANE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 
 
 def identified(answer: Answer, sent: bytes | None) -> Answer:
-    """The answer with the request's id where it belongs; a failure of ours is logged under it."""
+    """Add the request's id to an answer where it belongs; log an internal failure under it."""
     is_sane = sent is not None and _SANE.fullmatch(sent) is not None
     is_problem = answer.status >= 400 and answer.status != REFUSED
     if not is_sane and not is_problem and answer.error is None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from api.data.field_problems import FieldProblem
-from limiter.model.bucket.contract import Reason
+from limiter.model.bucket.contract import Reason, StateName
 
 Mechanism = Literal["work", "requests", "quota"]
 
 
 class Limit(Struct, frozen=True, omit_defaults=True):
-    """One policy's part in a decision, with the state its bucket is left in."""
+    """One policy's part in a decision, with the resulting state of its bucket."""
 
     policy: str
     mechanism: Mechanism
@@ -21,13 +21,13 @@ class Limit(Struct, frozen=True, omit_defaults=True):
     capacity: float
     rate: float
     passed: bool = True
-    """Present, and false, where this policy would not have let the request through."""
+    """Present, and false, if this policy would not have admitted the request."""
     shadow: bool = False
-    """Present, and true, where this policy only watches."""
+    """Present, and true, if this policy is in shadow."""
 
 
 class GrantedAnswer(Struct, frozen=True):
-    """Go ahead, and settle with the reservation."""
+    """The request is admitted; settle with the reservation."""
 
     granted: bool
     reservation: str
@@ -39,10 +39,14 @@ class GrantedAnswer(Struct, frozen=True):
     degraded: bool
     covered: bool
     """False where no policy covers the request: nothing was charged, and nothing limits it."""
+    state: StateName | UnsetType = UNSET
+    """Present where a limit has overload control: how what it protects fares."""
+    refused_share: float | UnsetType = UNSET
+    """Present beside it: the share of this class's requests that overload control refuses."""
 
 
 class SettledAnswer(Struct, frozen=True):
-    """What the settle did, or what the first one did."""
+    """The effect of the settle, or of the first one if this is a repeat."""
 
     work: float
     adjusted: float
@@ -55,7 +59,7 @@ class SettledAnswer(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True, omit_defaults=True):
-    """Why not (RFC 9457)."""
+    """An error (RFC 9457)."""
 
     type: str
     title: str
@@ -63,17 +67,19 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     detail: str
     reason: str
     policy: str | None = None
+    retry: Literal["now", "after"] | None = None
+    """`now`: ask another node; `after`: ask again later."""
     retry_after_ms: int | None = None
     errors: tuple[FieldProblem, ...] = ()
-    """What is wrong, field by field."""
+    """The faults, field by field."""
     first: SettledAnswer | None = None
-    """What the first settle did."""
+    """The effect of the first settle."""
     request_id: str | None = None
-    """The `x-request-id` that was sent, or one that was made: it is in the log, where anything was logged."""
+    """The `x-request-id` that was sent, or one that was made; log lines of this request have it."""
 
 
 class RefusedAnswer(Struct, frozen=True, omit_defaults=True):
-    """Over a limit: which one, why, and whether and when to come back (RFC 9457)."""
+    """Over a limit: which one, why, and whether and when to retry (RFC 9457)."""
 
     type: str
     title: str
@@ -87,6 +93,10 @@ class RefusedAnswer(Struct, frozen=True, omit_defaults=True):
     limits: list[Limit]
     violated_policies: list[str] = field(name="violated-policies")
     degraded: bool = False
-    """Present, and true, where the store had no part in it."""
+    """Present, and true, if it was decided without the store."""
     overloaded: bool = False
     """Present, and true, where what the limits protect is overloaded: slow down (Q6)."""
+    state: StateName | None = None
+    """Present where a limit has overload control: how what it protects fares."""
+    refused_share: float | None = None
+    """Present beside it: the share of this class's requests that overload control refuses."""

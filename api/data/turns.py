@@ -1,9 +1,10 @@
-"""Turns: how many operations of batches may be in progress at once, and who waits how long for a turn.
+"""Turns: a bound on operations of batches in progress, and on the time that others wait for a turn.
 
-    begin   while fewer than IN_PROGRESS_MAX are in progress; else wait, first come first served
-    give up after the deadline: a node that is asked more than it can do says so early and cheaply (promise 9)
+    begin   while fewer than IN_PROGRESS_MAX are in progress; otherwise wait, first come first served
+    give up after the deadline: a node with more work than it can do says so early and cheaply (promise 9)
 
-All that a node has at once would spend their deadlines waiting for each other. What waits here is not even decoded.
+If a node began everything at once, operations would spend their deadlines waiting for each other. A batch that waits
+here is not even decoded.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 IN_PROGRESS_MAX = 512
-"""Enough for every call to the store to be full, and the next ones too."""
+"""Enough to fill every call to the store, and the next ones, too."""
 
 
 class _Waiting(NamedTuple):
@@ -24,7 +25,7 @@ class _Waiting(NamedTuple):
 
 
 class Turns:
-    """Hands out turns. Every turn ends: operations in progress have deadlines of their own."""
+    """Hands out turns. Every turn ends: operations in progress have their own deadlines."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -32,13 +33,14 @@ class Turns:
         self._in_progress = 0
 
     def ask(self, begin: Callable[[], int], give_up: Callable[[], None]) -> None:
-        """Call `begin` when there is room, which says how many operations it began; or `give_up` if there is none."""
+        """Call `begin`, which returns how many operations it began, when there is room; or `give_up` after the
+        deadline."""
         until_s = asyncio.get_running_loop().time() + self._patience_s
         self._waiting.append(_Waiting(begin, give_up, until_s))
         self._go_on()
 
     def done(self) -> None:
-        """One operation is no longer in progress."""
+        """Note that one operation is no longer in progress."""
         self._in_progress -= 1
         if self._waiting:
             self._go_on()
@@ -49,5 +51,5 @@ class Turns:
             if asyncio.get_running_loop().time() > waiting.until_s:
                 waiting.give_up()
             else:
-                begun = waiting.begin()  # which may ask for another turn, and so count, before it returns
+                begun = waiting.begin()  # it may ask for another turn, and so count, before it returns
                 self._in_progress += begun

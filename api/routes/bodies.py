@@ -1,4 +1,4 @@
-"""Bodies of requests that the framework serves: read within the limits, or refused with the connection."""
+"""Bodies of requests that the framework serves: read within the limits, or refused together with the connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINGER_S = 2.0
 
 
 class BodyRefused(Exception):
-    """A body that is not read to its end; the connection ends with the answer."""
+    """The body is not read to its end; the connection ends with the answer."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.status)
@@ -24,7 +24,7 @@ class BodyRefused(Exception):
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body, or BodyRefused."""
+    """Return the whole body, or raise BodyRefused."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise BodyRefused(too_large(max_bytes))
@@ -43,15 +43,14 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
 class LastAnswer:
     """An ASGI response after which the connection ends.
 
-    A connection that is closed while the client still sends is reset, and with it goes the answer. So the rest is
-    read and dropped, within bounds, before the answer is declared complete.
+    A connection that is closed while the client still sends is reset, and the answer is lost. So the rest is read and
+    dropped, within bounds, before the answer is declared complete.
     """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         headers = [*self._answer.headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": self._answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": self._answer.body, "more_body": True})

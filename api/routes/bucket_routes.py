@@ -1,4 +1,4 @@
-"""Live buckets over HTTP: what is left in them, and what they have seen."""
+"""Live buckets over HTTP: their balances and counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from api.routes.documentation.openapi import BUCKETS
 from api.routes.pages import Page, placed
 from api.routes.responses import admit, engine_of, json_answer, respond
 from limiter.model.bucket.bucket import Record, refill
-from limiter.model.overload.shedding import CLASSES, Shedding
+from limiter.model.overload.shedding import CLASSES, Shedding, State, share_told
 from limiter.model.policy.limit import Limit, policy_of
 from limiter.store import inspect
 
@@ -39,7 +39,7 @@ async def list_buckets(request: Request, query: Page) -> Response:
 
 
 def _shown(namespace: str, name: str, record: Record, now_us: int, limit: Limit | None) -> Bucket:
-    """A bucket as it would be found now."""
+    """Return a bucket with its balance as of now."""
     refill(record, now_us)
     counts_requests = record.counts_requests or (limit is not None and limit.counts)
     ended = record.is_quota and now_us >= record.rate
@@ -59,24 +59,31 @@ def _shown(namespace: str, name: str, record: Record, now_us: int, limit: Limit 
         "work_settled": record.work_settled,
         "settles": record.settles,
         "uncollected": record.uncollected,
+        "second_attempts": record.second_attempts,
+        "further_attempts": record.further_attempts,
     }
+    if record.slots is not None:
+        bucket["in_flight"] = record.slots.count
     if record.shedding is not None:
         bucket["overload"] = _shown_shedding(record.shedding)
     return bucket
 
 
 def _shown_shedding(known: Shedding) -> OverloadState:
-    """What overload control does to a bucket, and to whom."""
+    """Return the state of overload control for a bucket, by class."""
     return {
         "quality": known.quality,
-        "overloaded": known.overloaded == 1,
+        "overloaded": known.state == State.OVERLOADED,
+        "state": State(int(known.state)).word,
         "classes": {
             criticality: {
-                "refused_share": known.refused_shares[number],
+                "refused_share": share_told(known, number),
                 "rate": known.rates[number],
+                "limit": known.limits[number],
+                "asked": known.asked[number],
                 "refused": known.refused[number],
                 "timed": known.timed[number],
-                "missed": known.missed[number],
+                "late": known.late[number],
             }
             for number, criticality in enumerate(CLASSES)
         },

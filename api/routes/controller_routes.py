@@ -1,4 +1,4 @@
-"""The controller over HTTP: who steers a partition, and why its buckets are what they are (R11)."""
+"""The controller over HTTP: the owner of a partition, and the reasoning for its buckets (R11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data plane as routes: what the fast lane answers too, and in the same words."""
+"""The data plane as routes, with the same answers as the fast lane."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.data.decode import BadRequest
 from api.data.plane import Headers
-from api.routes.documentation.openapi import ACQUIRE, BATCH, SETTLE
+from api.routes.documentation.openapi import ACQUIRE, BATCH, LEASE, LEASE_RENEW, LEASE_RETURN, SETTLE
 from api.routes.responses import body_of, plane_of, respond
 
 router = APIRouter(tags=["data plane"])
@@ -33,12 +33,33 @@ async def batch(request: Request) -> Response:
     return respond(await plane_of(request).answer(b"/v1/batch", _headers(request), body))
 
 
+@router.post("/v1/leases", **LEASE)
+async def lease(request: Request) -> Response:
+    """Ask for a part of every limit that covers a descriptor, and decide on it without asking until the lease ends."""
+    body = await body_of(request)
+    return respond(await plane_of(request).answer(b"/v1/leases", _headers(request), body))
+
+
+@router.post("/v1/leases/renew", **LEASE_RENEW)
+async def renew_lease(request: Request) -> Response:
+    """Say what was done, held and owed, and get the next part. Safe to repeat: the number makes it the same request."""
+    body = await body_of(request)
+    return respond(await plane_of(request).answer(b"/v1/leases/renew", _headers(request), body))
+
+
+@router.post("/v1/leases/return", **LEASE_RETURN)
+async def return_lease(request: Request) -> Response:
+    """Give a lease back before it ends: what is left can be lent again at once. Debt always counts."""
+    body = await body_of(request)
+    return respond(await plane_of(request).answer(b"/v1/leases/return", _headers(request), body))
+
+
 def _headers(request: Request) -> Headers:
     found: dict[bytes, bytes] = {}
     for name, value in request.scope["headers"]:
-        if name == b"idempotency-key" and name in found:  # which one did the caller mean to repeat?
+        if name == b"idempotency-key" and name in found:  # it is unclear which one the caller means to repeat
             raise BadRequest("Idempotency-Key: found it twice; allowed: one")
-        found.setdefault(name, value)  # the first, where one stands more than once
+        found.setdefault(name, value)  # the first of several
     return Headers(
         found.get(b"authorization"),
         found.get(b"content-type"),

@@ -1,6 +1,6 @@
-"""What every route with a key in front of it asks first, in this order, before anything that was sent is looked at.
+"""The checks of every route with an API key, in this order, before any part of the request is used.
 
-who asks? 401, 403 ──► does a page of another site? 403 ──► is the body JSON? 415 ──► its parameters: 413, 422, …
+    who asks? 401, 403 ──► does a page of another site? 403 ──► is the body JSON? 415 ──► its parameters: 413, 422, …
 
 A dependency of whole routers: no route can forget it, and the framework's own validation comes after it.
 """
@@ -15,16 +15,16 @@ from limiter.api_keys import Right
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 ASKING = frozenset({"/v1/policies/check"})
-"""Posted to, and yet nothing changes."""
+"""Paths that are posted to without changing anything."""
 
 
 async def data_plane(request: Request) -> None:
-    """For routes that callers use."""
+    """Check requests of callers."""
     _check(request, "use")
 
 
 async def management(request: Request) -> None:
-    """For routes that show or change what is managed."""
+    """Check requests that show or change what is managed."""
     reads = request.method in READING or request.scope["path"] in ASKING
     _check(request, "view" if reads else "manage")
 
@@ -36,7 +36,7 @@ def _check(request: Request, right: Right) -> None:
     headers = request.headers
     if any(site.strip().lower() == "cross-site" for site in headers.getlist("sec-fetch-site")):
         raise CrossSite("a web page of another site sent this (Sec-Fetch-Site: cross-site); send it from a program")
-    # A form in a page of another site can be posted without asking us first, but not as JSON.
+    # A form in a page of another site can be posted without a preflight, but not as JSON.
     if request.method == "POST" or headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         kinds = (JSON, MERGE_PATCH) if request.method == "PATCH" else (JSON,)
         check_json(_raw(request, "content-type"), _raw(request, "content-encoding"), kinds=kinds)

@@ -1,4 +1,4 @@
-"""Probes. `/healthz` never depends on the store: one outage of it must not restart the fleet."""
+"""Probes. `/healthz` does not depend on the store: an outage of the store must not restart the fleet."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from api.data.answer import PROBLEM
 from api.data.render import REDUCED_CAPACITY, REDUCED_CAPACITY_TITLE
-from api.routes.documentation.answers import Health, NotReady, Readiness
-from api.routes.documentation.openapi import HEALTH, READY
+from api.routes.documentation.answers import Health, Load, NotReady, Readiness
+from api.routes.documentation.openapi import HEALTH, LOAD, READY
 from api.routes.responses import engine_of, json_answer, respond
 
 router = APIRouter(tags=["health"])
@@ -39,3 +39,11 @@ async def get_readiness(request: Request) -> Response:
         "warnings": warnings,
     }
     return respond(replace(json_answer(problem, 503), head=PROBLEM))
+
+
+@router.get("/load", **LOAD)
+async def get_load(request: Request) -> Response:
+    """Return how busy this process is, for load balancers: at 1.0 it cannot do more."""
+    engine = engine_of(request)
+    busy: Load = {"load": round(engine.busyness.share(), 3), "waiting": engine.waiting}
+    return respond(json_answer(busy))

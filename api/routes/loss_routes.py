@@ -1,4 +1,4 @@
-"""That the store lost its policies: what is gone, and that somebody has seen it (F-S10)."""
+"""Losses of policies over HTTP: what is gone, and its acknowledgement (F-S10)."""
 
 from __future__ import annotations
 

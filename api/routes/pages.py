@@ -1,4 +1,4 @@
-"""Which page of a partition's buckets a caller wants to see."""
+"""The parameters of a page of a partition's buckets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Page = Annotated[PageQuery, Depends(_page_query)]
 
 
 def placed(query: PageQuery, principal: Principal) -> PageQuery:
-    """A page of the namespace that was asked for, else of the key's own, else of `default`; Forbidden if not its."""
+    """Set the namespace: of the query, otherwise the key's own or `default`; Forbidden if it is not the key's."""
     namespace = query.namespace or principal.namespace or DEFAULT
     check_namespace(principal, namespace)
     return query._replace(namespace=namespace)

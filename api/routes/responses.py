@@ -1,4 +1,4 @@
-"""Answers as the framework takes them, and what routes need of a request."""
+"""Answers in the framework's form, and the parts of a request that routes use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from limiter.engine.engine import Engine
 from limiter.settings import Settings
 
 DOCUMENT_BYTES_MAX = 131_072
-"""Of a policy or a namespace: each value is checked by a function of its own, so a megabyte would take too long."""
+"""Size of a policy or a namespace: each value is checked by a function of its own, so a megabyte would take too
+long."""
 
 STEP_MAX = 64
 
 
 def respond(answer: Answer) -> Response:
-    """A response with these headers, in this order, and the request's id."""
+    """Return a response with these headers, in this order, and the request's id."""
     answer = identified(answer, SENT.get())
     response = Response(content=answer.body, status_code=answer.status)
     response.raw_headers = answer.headers
@@ -35,43 +36,41 @@ def respond(answer: Answer) -> Response:
 
 
 def json_answer(document: Any, status: int = 200) -> Answer:
-    """Plain data as an answer."""
+    """Return plain data as an answer."""
     return Answer(status, JSON, msgspec.json.encode(document))
 
 
 def engine_of(request: Request) -> Engine:
-    """The engine that serves this request."""
     engine = request.app.state.engine
     assert isinstance(engine, Engine)
     return engine
 
 
 def plane_of(request: Request) -> Plane:
-    """The data plane that serves this request."""
     plane = request.app.state.plane
     assert isinstance(plane, Plane)
     return plane
 
 
 async def body_of(request: Request) -> bytes:
-    """The whole body, within the limits."""
+    """Return the whole body, within the limits."""
     settings: Settings = request.app.state.settings
     return await read_body(request, max_bytes=settings.body_max_bytes, timeout_s=settings.body_timeout_s)
 
 
 def admit(request: Request, right: Right) -> Principal:
-    """Who asks, if it may."""
+    """Return the caller if it has this right."""
     authorization = request.headers.get("authorization")
     return plane_of(request).doorkeeper.admit(authorization.encode("latin-1") if authorization else None, right)
 
 
 async def document_of(request: Request) -> Any:
-    """A body as plain data, each name once and each number finite; BadRequest if it is not that."""
+    """Return a body as plain data, each name once and each number finite; raise BadRequest otherwise."""
     return checked(await body_of(request))
 
 
 def checked(body: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> Any:
-    """The document in a body, each name once and each number finite; BadRequest if it is not that."""
+    """Return the document in a body, each name once and each number finite; raise BadRequest otherwise."""
     if len(body) > bytes_max:
         raise TooLong(f"the document has {len(body)} bytes; allowed: at most {bytes_max}")
     document = decode.document(body)
@@ -87,7 +86,7 @@ _Unsound = tuple[list[str | int], str, str]
 
 
 def _unsound(value: Any) -> _Unsound | None:
-    """What JSON cannot say, or says twice, wherever it stands. Its place is put together only once it is found."""
+    """Find a value that JSON cannot express, or a repeated name, at any depth; build its place only then."""
     if isinstance(value, str):
         return None if is_text(value) else _unsound_text(value)
     if isinstance(value, Fields):

@@ -35,7 +35,7 @@ async def list_uncovered(
     wanted = namespace if principal.namespace is None else principal.namespace
     decider = engine_of(request).decider
     found = [row for row in decider.uncovered.most_frequent() if wanted in (None, row[0].namespace)][:limit]
-    # In a thread: names made to be near to many known ones take milliseconds, in which decisions would wait.
+    # In a thread: names made to be similar to many known ones take milliseconds, in which decisions would wait.
     shown = await asyncio.to_thread(_show, found, decider.planner)
     document: UncoveredList = {"uncovered": shown}
     return respond(json_answer(document))
@@ -64,5 +64,5 @@ def _shown(shape: Shape, seen: Seen, nearest: Nearest, planner: Planner) -> Unco
 
 
 def printable(text: str) -> str:
-    """Client text without anything that a terminal or a log would act on."""
+    """Return client text without characters that a terminal or a log would act on."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

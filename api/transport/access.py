@@ -1,9 +1,9 @@
-"""The access log: a line for each request, in both lanes, with what came of it and how long that took.
+"""The access log: a line for each request, in both lanes, with its outcome and duration.
 
     127.0.0.1:50123 POST /v1/acquire 429 in 1.2 ms: rate, policy reads (request 5b1c)
 
-Nothing here runs unless HEADGATE_ACCESS_LOG is on. What a limit or a rule of ours refused is read back from the answer,
-so that no decision has to carry it along for the log's sake.
+Nothing here runs unless HEADGATE_ACCESS_LOG is on. The reason and policy of a refusal are read back from the answer, so
+that no decision has to carry them for the log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from api.data.request_ids import HEADER
 log = logging.getLogger("headgate.access")
 
 UNKNOWN = "-"
-"""Instead of method and path, where the request could not be read so far."""
+"""Stands for method and path of a request that could not be read."""
 
 
 class _Told(msgspec.Struct):
-    """Of a problem, what an operator looks for."""
+    """The fields of a problem that an operator looks for."""
 
     reason: str | None = None
     policy: str | None = None
@@ -39,7 +39,7 @@ def log_request(
     *,
     took_s: float,
 ) -> None:
-    """One line: who asked, method and path (without the query), the status, headers and body of the answer."""
+    """Log one line: client, method and path (without the query), status, and parts of the answer."""
     method, path = request
     headers, body = answer
     told = _read(body) if status >= 400 else _Told()

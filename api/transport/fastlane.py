@@ -1,12 +1,12 @@
 """The fast lane: acquires, settles and batches answered beneath the framework.
 
-    bytes ── httptools ──► POST /v1/acquire | /v1/settle | /v1/batch, HTTP/1.1, a length, nothing odd
-               │                 └► the data plane ──► bytes
-               └─ anything else ──► uvicorn's protocol, with every byte of the request, for the rest of the connection
+    bytes ── httptools ──► POST /v1/acquire | /v1/settle | /v1/batch, HTTP/1.1, a length, nothing unusual
+      │                 └► the data plane ──► bytes
+      └─ anything else ──► uvicorn's protocol, with every byte of the request, for the rest of the connection
 
-The bytes of a request are kept until it is known whose it is, so that handing over loses nothing, and whatever is
-not understood here is refused there, in the same words. Requests of one connection are served one after another:
-answers come in order (F-H6), and while one is being served the next ones wait in the buffer.
+The bytes of a request are kept until it is known which lane serves it, so that handing over loses nothing, and a
+request that is not understood here is refused there, in the same words. Requests of one connection are served one
+after another: answers come in order (F-H6), and while one is being served the next ones wait in the buffer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from api.transport.access import log_request
 from api.transport.guard import FAREWELL_S, HEAD_END, WAITING_BYTES_MAX, GuardedProtocol, Patience, wire
 from api.transport.tracing import RequestSpan, Tracing
 
-# Where a header goes: the first into `Headers`, then the length, and the host, which has to be there; those of `ODD`
-# are not for this lane.
+# The place of each header: the first ones in `Headers`, then the length, and the host, which is required. A request
+# with one of `ODD` goes to the other lane.
 _PLACES = {
     b"authorization": 0, b"content-type": 1, b"content-encoding": 2, b"idempotency-key": 3, b"x-request-id": 4,
     b"content-length": 6, b"host": 7,
@@ -48,21 +48,21 @@ HEAD_KEPT_BYTES_MAX = 2048
 
 
 class Head(NamedTuple):
-    """A request's head, read."""
+    """A parsed head of a request."""
 
     path: bytes
     headers: Headers
     keep_alive: bool
     body_bytes: int
     is_plain: bool = False
-    """Whether the connection stays, and no id was sent that the answer has to bear."""
+    """True if the connection stays open, and no id was sent that the answer has to carry."""
 
 
 _NO_HEAD = Head(b"", Headers(), False, 0)
 
 
 class Heads:
-    """Heads that were read before: a client sends the same one again and again, and to know it costs less."""
+    """Parsed heads: a client sends the same one again and again, and looking it up is cheaper than parsing."""
 
     __slots__ = ("known",)
 
@@ -70,11 +70,11 @@ class Heads:
         self.known: dict[bytes, Head] = {}
 
     def find(self, raw: bytes | bytearray) -> Head | None:
-        """What a head said the last time."""
+        """Return the parsed form of a head seen before."""
         return self.known.get(bytes(raw))
 
     def keep(self, raw: bytes | bytearray, head: Head) -> None:
-        """Remember it, within bounds."""
+        """Keep a parsed head; the number kept is bounded."""
         if len(raw) <= HEAD_KEPT_BYTES_MAX:
             if len(self.known) >= HEADS_KEPT_MAX:
                 self.known.clear()
@@ -82,7 +82,7 @@ class Heads:
 
 
 class FastLane(asyncio.Protocol):
-    """One connection, until something comes that is not for this lane."""
+    """One connection, until a request arrives that is not for this lane."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class FastLane(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._client: tuple[str, int] | None = None
 
-        self._waiting = bytearray()  # the request that is arriving, and what came behind one that is being served
-        self._fed = 0  # bytes of it that the parser has seen
-        self._body_at = 0  # where its body begins; 0 while the head is arriving
+        self._waiting = bytearray()  # the request that is arriving, and bytes behind one that is being served
+        self._fed = 0  # bytes of it that the parser has read
+        self._body_at = 0  # offset of its body; 0 while the head is arriving
         self._body_bytes = 0
-        self._busy = False  # with a request whose answer is still to come
+        self._busy = False  # a request waits for its answer
         self._serving = _NO_HEAD
         self._pumping = False
         self._slow: asyncio.TimerHandle | None = None
@@ -123,11 +123,11 @@ class FastLane(asyncio.Protocol):
         self._outgoing: list[bytes] = []  # answers that go out in the next turn
         self._draining = self._half_closed = self._closed = self._close_after = False
         self._is_odd = self._access_log or self._tracing is not None
-        """Whether an answer is more than its bytes: it is logged, traced, or the last one."""
+        """True if an answer needs more than sending its bytes: it is logged, traced, or the last one."""
         self._forget()
 
     def _forget(self) -> None:
-        """Be ready for the next request's head."""
+        """Reset for the next request's head."""
         self._head: Head | None = None
         self._fed = self._body_at = 0
         self._url = b""
@@ -138,7 +138,6 @@ class FastLane(asyncio.Protocol):
     # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
         self._transport = cast("asyncio.Transport", transport)
         self._state.connections.add(self)  # type: ignore[arg-type]
         if self._access_log:
@@ -147,14 +146,14 @@ class FastLane(asyncio.Protocol):
         self._idle = self._loop.call_later(self._config.timeout_keep_alive, self._look_whether_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End. What is being served runs to its end, and nobody hears of it (F-H9)."""
+        """Clean up. The request being served runs to its end, and its answer is dropped (F-H9)."""
         self._closed = self._is_odd = True
         self._leave()
         self._waiting.clear()
 
     def _leave(self) -> None:
         self._state.connections.discard(self)
-        self._parser = None  # it refers to us: without this, only the garbage collector would part us
+        self._parser = None  # it refers to this object: a cycle that only the garbage collector would free
         self._arrived()
         self._patience.end()
         if self._idle is not None:
@@ -162,17 +161,17 @@ class FastLane(asyncio.Protocol):
             self._idle = None
 
     def eof_received(self) -> bool:
-        """The client will send no more; if it still waits for an answer it gets it."""
+        """Note that the client will send no more; a pending answer is still sent."""
         if is_ssl(self._transport):
             return False
         if self._outgoing and not self._busy:
-            self._close_after = True  # the last answer is made and goes out in a moment
+            self._close_after = True  # the last answer is ready and goes out in a moment
         self._half_closed = self._busy or bool(self._outgoing)
         self._is_odd = self._is_odd or self._half_closed
         return self._half_closed
 
     def shutdown(self) -> None:
-        """The server is ending: answer what is on its way, then close."""
+        """Answer the request on its way, then close: the server is ending."""
         self._draining = self._is_odd = True
         self._patience.shorten(FAREWELL_S)
         if not self._busy:
@@ -184,12 +183,12 @@ class FastLane(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Close once all is sent, or the client has let us wait for too long."""
+        """Close once everything is sent, or the client has not read for too long."""
         self._transport.close()
         self._patience.begin(self._transport)
 
     def _look_whether_idle(self) -> None:
-        """One timer for the whole connection: it looks how long nothing has been asked, and sets itself anew."""
+        """Check how long the connection has been idle, and set its one timer again."""
         left_s = self._config.timeout_keep_alive - (self._loop.time() - self._idle_since_s)
         if not self._busy and not self._waiting and left_s <= 0:
             self._close()
@@ -197,12 +196,12 @@ class FastLane(asyncio.Protocol):
             self._idle = self._loop.call_later(max(left_s, 0.1), self._look_whether_idle)
 
     def pause_writing(self) -> None:
-        """The client does not read: serve no more until it does, and bear it for a while."""
+        """Serve no more until the client reads again, and close the connection after a while."""
         self._write_paused = True
         self._patience.begin(self._transport)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Continue: the client reads again."""
         self._write_paused = False
         if not self._transport.is_closing():
             self._patience.end()
@@ -211,7 +210,7 @@ class FastLane(asyncio.Protocol):
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        """Take what came: serve it if it is a whole request, else keep it."""
+        """Serve a whole request; keep a part of one."""
         if self._closed:
             return  # the last answer said so
         if self._waiting or self._busy or self._write_paused:
@@ -222,14 +221,14 @@ class FastLane(asyncio.Protocol):
         else:
             end = data.find(HEAD_END) + len(HEAD_END)
             head = self._known_heads.get(data[:end])
-            if head is not None and len(data) == end + head.body_bytes:  # by far the most: alone, whole and well known
+            if head is not None and len(data) == end + head.body_bytes:  # nearly all: alone, whole, with a known head
                 self._start(head, data[end:])
                 return
             self._consume(data)
         self._pump()
 
     def _pump(self) -> None:
-        """Serve what waits, one request after another, until one has to wait for its answer."""
+        """Serve waiting requests one after another, until one has to wait for its answer."""
         if self._pumping:
             return
         self._pumping = True
@@ -251,13 +250,16 @@ class FastLane(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _consume(self, data: bytes | bytearray) -> bool:
-        """Serve the request at the start of what has come; keep it, and say False, while it is not whole."""
+        """Serve the request at the start of the data; keep it, and return False, while it is incomplete."""
         head = self._head or self._consume_head(data)
         if head is None:
             return False
         whole = self._body_at + head.body_bytes
         if len(data) < whole:
-            self._keep(data)
+            if self._plane.admits(head.headers):
+                self._keep(data)
+            else:  # the other lane refuses it at once, and keeps nothing of it (F-H12)
+                self._hand_over(data)
             return False
         body = bytes(data[self._body_at : whole])
         if self._fed:
@@ -267,7 +269,7 @@ class FastLane(asyncio.Protocol):
         return True
 
     def _consume_head(self, data: bytes | bytearray) -> Head | None:
-        if not self._fed and data[0] in BLANK:  # an empty line is no request, and the other lane knows how to wait on
+        if not self._fed and data[0] in BLANK:  # an empty line is no request; the other lane handles it
             self._hand_over(data)
             return None
         end = data.find(HEAD_END, max(0, self._fed - len(HEAD_END) + 1))
@@ -282,7 +284,7 @@ class FastLane(asyncio.Protocol):
         head = self._understood() if understood and end >= 0 and self._head_done else None
         if head is not None:
             self._head, self._body_at = head, upto
-            # One with an id of its own will not come again.
+            # A head with an id of its own will not come again.
             if is_new and head.headers.request_id is None and head.headers.traceparent is None:
                 self._heads.keep(data[:upto], head)
         elif not understood or end >= 0 or self._head_done or upto > limits.HEAD_BYTES_MAX:
@@ -292,7 +294,7 @@ class FastLane(asyncio.Protocol):
         return head
 
     def _keep(self, data: bytes | bytearray) -> None:
-        """The request is not whole yet."""
+        """Keep an incomplete request."""
         if data is not self._waiting:
             self._waiting = bytearray(data)
         if self._half_closed:
@@ -332,11 +334,11 @@ class FastLane(asyncio.Protocol):
         return True
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request's target."""
+        """Take a part of the request's target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Take one header."""
         self._header_count += 1
         place = self._places.get(name.lower())
         if place is None:
@@ -347,12 +349,12 @@ class FastLane(asyncio.Protocol):
             self._headers[place] = value
 
     def on_headers_complete(self) -> None:
-        """The head is whole. Of a request without a body the parser knows nothing more once it has been fed."""
+        """Note that the head is complete. A request without a body gives the parser nothing more to report."""
         self._head_done = True
         self._keep_alive = self._parser.should_keep_alive()
 
     def _understood(self) -> Head | None:
-        """The head that was read; None if it is not for this lane."""
+        """Return the parsed head; None if it is not for this lane."""
         if self._odd or self._url not in self._plane.paths or self._header_count > limits.HEADERS_MAX:
             return None
         if self._parser.get_method() != b"POST" or self._parser.get_http_version() != "1.1":
@@ -368,14 +370,14 @@ class FastLane(asyncio.Protocol):
         return Head(self._url, headers, self._keep_alive, body_bytes, is_plain)
 
     def _hand_over(self, data: bytes | bytearray) -> None:
-        """Let uvicorn's protocol have the connection, from the first byte of this request on."""
+        """Hand the connection to uvicorn's protocol, from the first byte of this request on."""
         self.send()
         self._leave()
         protocol = GuardedProtocol(self._config, self._state, self._app_state, self._loop)
         protocol.connection_made(self._transport)
         if self._draining:
             protocol.drain()
-        if self._write_paused:  # with the last answer from here
+        if self._write_paused:  # by the last answer of this lane
             protocol.pause_writing()
         self._transport.set_protocol(protocol)
         received = bytes(data)
@@ -393,12 +395,12 @@ class FastLane(asyncio.Protocol):
         self._busy, self._serving = True, head
         if self._fed:
             self._forget()
-        else:  # the parser has not seen it
+        else:  # the parser has not read it
             self._head, self._body_at = None, 0
         if self._tracing is not None:
             self._span = self._tracing.begin("POST", head.headers.traceparent)
         if self._access_log:
-            self._began_s = monotonic()  # the loop's time has milliseconds, and stands still within a turn
+            self._began_s = monotonic()  # the loop's time counts milliseconds, and stands still within a turn
         self._plane.paths[head.path](head.headers, body, self)
 
     def take(self, answer: Answer) -> None:
@@ -409,7 +411,7 @@ class FastLane(asyncio.Protocol):
         self._take(answer.status, answer.head, answer.body)
 
     def take_plain(self, status: int, lines: bytes, body: bytes) -> None:
-        """The same for a plain answer, 200 or 429: no object is made of it."""
+        """Send a plain answer, 200 or 429, without making an object of it."""
         head, state = self._serving, self._state
         if not head.is_plain or self._is_odd or self._waiting or self._outgoing:
             self.take(Answer(status, lines, body))
@@ -460,7 +462,7 @@ class FastLane(asyncio.Protocol):
             self._plane.outbox.put(self)
         self._outgoing.append(payload)
         if last:
-            self._closed = self._close_after = self._is_odd = True  # nothing more is served, whatever else has come
+            self._closed = self._close_after = self._is_odd = True  # nothing more is served, whatever else has arrived
             return
         self._idle_since_s = self._loop.time()
         if self._waiting:
@@ -486,7 +488,7 @@ _common: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")
 
 
 def common_headers(default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """uvicorn's own headers as lines. It makes a new list every second; between, the lines stay the same."""
+    """Return uvicorn's own headers as lines. It makes a new list every second; in between, the lines stay the same."""
     global _common
     if _common[0] is not default_headers:
         _common = (default_headers, b"".join([b"%b: %b\r\n" % pair for pair in default_headers]))

@@ -1,13 +1,14 @@
-"""uvicorn's HTTP protocol with limits on a request's head, an end for idle connections, and manners.
+"""uvicorn's HTTP protocol with limits on a request's head, timeouts for idle and stalled clients, and clean endings.
 
-    bytes ──► what waits ──► one request at a time ──► the parser ──► served, answered ──► the next
+    bytes ──► buffer ──► one request at a time ──► the parser ──► served, answered ──► the next
 
-What it adds: problem+json for what is no HTTP, 431 and 408 (F-H1), answers in order even when garbage follows a
-request (F-H6), an answer for who has closed its sending side, an end to who does not take its answers (F-H1), and a
-shutdown that lets a connection that looks idle bring the request that is already on its way (F-H8).
+It adds: problem+json for bytes that are no HTTP, 431 and 408 (F-H1), answers in order even when garbage follows a
+request (F-H6), an answer for a client that has closed its sending side, an end for a client that does not read its
+answers (F-H1), and a shutdown in which a connection that looks idle may still bring a request that is on its way
+(F-H8).
 
-While a request is being served, what comes behind it stays raw bytes, and beyond a bound is not even read: a parsed
-request is a hundred times its bytes (F-H12). So the parser is fed up to the end of one request and no further. Every
+While a request is being served, the bytes behind it stay unparsed, and beyond a bound they are not even read: a parsed
+request takes a hundred times its bytes (F-H12). So the parser is fed up to the end of one request and no further. Every
 request ends with an empty line, or as many bytes after it as its head said.
 """
 
@@ -31,24 +32,25 @@ from api.transport.access import UNKNOWN, log_request
 
 HEAD_END = b"\r\n\r\n"
 WAITING_BYTES_MAX = 65_536
-"""How much may wait behind a request that is being served, before reading pauses."""
+"""Bytes that may wait behind a request that is being served, before reading pauses."""
 
 _OVERLAP = len(HEAD_END) - 1
 _BLANK = re.compile(rb"[\r\n]*+")
 
 UPGRADES_MAX = 100
-"""Requests of one connection that ask for another protocol, and are answered without; then it ends (F-H11)."""
+"""Requests of one connection that ask for another protocol, and are answered without it; then the connection ends
+(F-H11)."""
 
 FAREWELL_S = 0.5
 """How long a connection that looks idle, or whose client does not read, stays open in a shutdown."""
 
 
 class HeadTooLarge(Exception):
-    """More head than is taken."""
+    """The head is too large."""
 
 
 class NoHost(Exception):
-    """Not one `Host`."""
+    """There is not exactly one `Host`."""
 
 
 class NotAProxy(Exception):
@@ -56,15 +58,15 @@ class NotAProxy(Exception):
 
 
 class TooManyChunks(Exception):
-    """A body in more chunks than are taken."""
+    """The body has too many chunks."""
 
 
 class NotAlone(Exception):
-    """A second request where there can be only one: we and the parser disagree on where the first ends."""
+    """A second request where only one can be: this class and the parser disagree on the end of the first."""
 
 
 def wire(answer: Answer, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A last answer as bytes."""
+    """Return a last answer as bytes."""
     answer = identified(answer, None)
     common = b"".join([b"%b: %b\r\n" % pair for pair in default_headers])
     length = b"content-length: %d\r\n" % len(answer.body)
@@ -72,9 +74,9 @@ def wire(answer: Answer, default_headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class Patience:
-    """With a client that does not take its answers: it ends, and the connection with it.
+    """The time limit for a client that does not read its answers; then the connection is closed.
 
-    It runs while writing is paused, and from closing on until everything is sent, for closing waits for the client.
+    It runs while writing is paused, and after closing until everything is sent, since closing waits for the client.
     """
 
     __slots__ = ("_limit_s", "_loop", "_timer", "_transport")
@@ -86,19 +88,19 @@ class Patience:
         self._transport: asyncio.Transport | None = None
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """From now on the client keeps us waiting."""
+        """Start the timer: the client does not read."""
         if self._timer is None:
             self._transport = transport
             self._timer = self._loop.call_later(self._limit_s, transport.abort)
 
     def end(self) -> None:
-        """It does no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = self._transport = None
 
     def shorten(self, limit_s: float) -> None:
-        """Have less of it from now on, and with who tries it already."""
+        """Use a shorter limit from now on, also for a client that stalls already."""
         self._limit_s = min(self._limit_s, limit_s)
         if self._transport is not None:
             transport = self._transport
@@ -107,12 +109,12 @@ class Patience:
 
 
 class Flow(FlowControl):
-    """uvicorn's, except that reading stays paused for as long as enough is waiting."""
+    """uvicorn's flow control, except that reading stays paused while enough bytes are waiting."""
 
     enough_waits = False
 
     def resume_reading(self) -> None:
-        """Read on, if there is room."""
+        """Resume reading, if there is room."""
         if not self.enough_waits:
             super().resume_reading()
 
@@ -131,14 +133,14 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.draining = self._half_closed = False
-        self._waiting = bytearray()  # what the parser has not seen
+        self._waiting = bytearray()  # bytes that the parser has not read
         self._last_fed = b""  # up to three bytes of a head or a chunked body, in which its end may begin
         self._arriving = False  # a request has begun and has not ended
         self._in_head = False
         self._head_bytes = self._header_count = self._parameter_count = 0
-        self._unparsed_bytes = 0  # that the parser may be keeping to itself
-        self._body_left = 0  # of a body whose length is known
-        self._chunks: int | None = None  # of a body that comes in chunks
+        self._unparsed_bytes = 0  # bytes that the parser may be buffering
+        self._body_left = 0  # bytes left of a body of known length
+        self._chunks: int | None = None  # number of chunks of a chunked body
         self._keeps_alive = False
         self._upgrades = 0
         self._has_no_host = False
@@ -156,7 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, with every timer, and with everything that was still to be served (F-H9)."""
+        """Cancel every timer, and all requests that were still to be served (F-H9)."""
         self._unset_keepalive_if_required()
         self._arrived()
         self._patience.end()
@@ -165,7 +167,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client will send no more. If it still waits for an answer it gets it, then the connection ends."""
+        """Note that the client will send no more. A pending answer is still sent, then the connection ends."""
         if not self._busy or self._arriving or self.scheme == "https":
             return None
         self._half_closed = True
@@ -173,37 +175,37 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
-        """Let what runs finish; close at once only what is idle, and that after a moment."""
+        """Finish the running request; close an idle connection only after a moment."""
         self.drain()
         if self._busy:
             self._note_whether_last()
 
     def drain(self) -> None:
-        """The server is ending: answer once more, and have little patience."""
+        """Answer once more, with less patience: the server is ending."""
         self.draining = True
         self._patience.shorten(FAREWELL_S)
         self.loop.call_later(FAREWELL_S, self._close_if_idle)
 
     def _note_whether_last(self) -> None:
-        """Say with the next answer that it is the last, if the connection is ending and nothing follows."""
+        """Mark the next answer as the last, if the connection is ending and nothing follows."""
         if (self.draining or self._half_closed) and len(self._waiting) <= self._body_left:
             self.cycle.keep_alive = False
         elif not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
 
     def pause_writing(self) -> None:
-        """The client does not read: that is borne for a while."""
+        """Start the timer for a client that does not read."""
         super().pause_writing()
         self._patience.begin(self.transport)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Continue: the client reads again."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._patience.end()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing was asked for long."""
+        """Close a connection that has been idle for too long."""
         self._close()
 
     def _close(self) -> None:
@@ -222,13 +224,13 @@ class GuardedProtocol(HttpToolsProtocol):
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        """Serve what came, or keep it while another request is being served."""
+        """Serve the data, or keep it while another request is being served."""
         if self._refusal is None and not self.transport.is_closing():
             self._waiting += data
             self._pump()
 
     def _pump(self) -> None:
-        """Feed the parser until a request is whole; the next one waits until this one is answered."""
+        """Feed the parser until a request is complete; the next one waits until this one is answered."""
         while self._waiting and (self._arriving or not self._busy):
             if self._arriving or not self._skip_blank_lines():
                 piece = self._next_piece()
@@ -238,7 +240,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _ends_with_line(self) -> bool:
-        """Whether an empty line may be the end of what is arriving: of its head, or of a body in chunks."""
+        """True if an empty line may end what is arriving: its head, or a body in chunks."""
         return self._arriving and not self._body_left
 
     def _skip_blank_lines(self) -> bool:
@@ -249,7 +251,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return not self._waiting
 
     def _next_piece(self) -> bytes:
-        """Take no more than up to where the request may end."""
+        """Take no more than up to the possible end of the request."""
         size = min(self._body_left, len(self._waiting)) if self._body_left else self._up_to_empty_line()
         piece = bytes(self._waiting[:size])
         del self._waiting[:size]
@@ -281,7 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(limits.head_too_large())
 
     def _ignore_upgrade(self) -> None:
-        """Read a request again without its wish for another protocol, which the parser ends at. There is none."""
+        """Read a request again without its upgrade, at which the parser would stop. No other protocol is supported."""
         self._upgrades += 1
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -291,7 +293,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def _without_upgrade(self) -> bytes:
-        """The head of the request that asked for an upgrade, without that."""
+        """Return the head of the request that asked for an upgrade, without that header."""
         lines = [b"%b %b HTTP/1.1" % (self.scope["method"].encode(), self.url)]
         for name, value in self.headers:
             if name == b"connection":
@@ -304,7 +306,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
-        """A request begins to arrive."""
+        """Note that a request begins to arrive."""
         if self._busy:
             raise NotAlone
         super().on_message_begin()
@@ -317,13 +319,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arrival = self.loop.call_later(self._arrival_s, self._not_arrived)
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request line."""
+        """Take a part of the request line."""
         super().on_url(url)
         self._parameter_count += url.count(b"&")
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; what comes after the body is none, whatever it says (F-H14)."""
+        """Take one header; lines after the body are ignored, whatever they say (F-H14)."""
         self._header_count += 1
         if self._in_head:
             super().on_header(name, value)
@@ -344,7 +346,7 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def on_headers_complete(self) -> None:
-        """The head is whole: the request can be served."""
+        """Begin to serve the request: its head is complete."""
         self._unparsed_bytes = 0
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
@@ -366,7 +368,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._note_whether_last()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Take a part of the body."""
         self._unparsed_bytes = 0
         if self._chunks is None:
             self._body_left -= len(body)
@@ -377,8 +379,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
-        if self._in_head:  # the parser sees no more of it, because of an upgrade
+        """Note that the request is complete."""
+        if self._in_head:  # because of an upgrade the parser reads no more of it
             return
         self._arrived()
         self._arriving = False
@@ -401,7 +403,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # Refusing
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser, or a limit of ours within it, refused."""
+        """Refuse a request that the parser, or one of our limits within it, refused."""
         if self._has_no_host:
             self._refuse(limits.no_host())
         elif self._chunks is not None and self._chunks > limits.CHUNKS_MAX:
@@ -412,7 +414,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(limits.not_http())
 
     def _refuse(self, answer: Answer) -> None:
-        """Answer what cannot be served, after what came before it, and end."""
+        """Send an error after the answers before it, and close."""
         self._arrived()
         self._refusal = answer
         self._waiting.clear()
@@ -427,7 +429,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._send_refusal()
 
     def on_response_complete(self) -> None:
-        """One is answered: the next, or what could not be served."""
+        """Serve the next request, or send the error that waited for this answer."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._waiting.clear()
@@ -439,7 +441,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._end_if_due()
 
     def _end_if_due(self) -> None:
-        """Close what is ending and brings no further request, though more bytes had come."""
+        """Close a connection that is ending, if the bytes that followed brought no further request."""
         idle = not self._busy and not self._arriving
         if (self.draining and idle) or (self._half_closed and (idle or self._arriving)):
             self._close()

@@ -1,11 +1,12 @@
-"""Closing the door without shutting it on anybody (F-H8).
+"""Close the listening socket without resetting connections that have arrived (F-H8).
 
-    turn away newcomers ──► take in who is at the door already ──► close
+    drop new connections ──► accept those that have arrived already ──► close
 
-When the last process that holds a listening socket closes it, the kernel resets every connection that waits there to
-be accepted, with whatever the client has sent on it. So nobody new is let in first: a filter on the socket drops what
-would open a connection, and nothing else. Who meets it tries again a second later, as TCP does, and is refused
-cleanly then. Where there are no such filters (they are Linux's), a connection made in the instant of closing is reset.
+When the last process that holds a listening socket closes it, the kernel resets every connection that still waits to
+be accepted, with whatever the client has sent on it. So new connections are stopped first: a filter on the socket
+drops the packets that would open one, and nothing else. Such a client tries again a second later, as TCP does, and
+is refused cleanly then. Without such filters (they exist on Linux), a connection made in the instant of closing is
+reset.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from collections.abc import Sequence
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 0.1
-"""For the last packet of connections that are being opened: more than a round trip within a data centre."""
+"""Time for the last packet of connections that are being opened: more than a round trip within a data centre."""
 
 LOOK_EVERY_S = 0.02
 LOOKS_MAX = 100
-"""Then connections that were not accepted yet are given up: a node that accepts so slowly has worse troubles."""
+"""After this many looks, connections that are not accepted yet are given up: a node that accepts so slowly has worse
+troubles."""
 
 _SO_ATTACH_FILTER = 26
 
-# A classic BPF program over the TCP header: whatever carries SYN (bit 1 of byte 13) is dropped, the rest let through.
+# A classic BPF program over the TCP header: drop packets with SYN (bit 1 of byte 13), let all others through.
 _LOAD_BYTE, _JUMP_IF_SET, _RETURN = 0x30, 0x45, 0x06
 _SYN = 0x02
 _NO_NEWCOMERS = b"".join(
@@ -46,7 +48,7 @@ _INSTRUCTION_BYTES = 8
 
 
 def turn_away(sockets: Sequence[socket.socket]) -> None:
-    """Let no new connections begin. It holds for every process that shares the sockets; again is harmless."""
+    """Let no new connections begin, for any process that shares the sockets; repeating it is harmless."""
     if sys.platform != "linux":
         return
     program = ctypes.create_string_buffer(_NO_NEWCOMERS, len(_NO_NEWCOMERS))
@@ -55,7 +57,9 @@ def turn_away(sockets: Sequence[socket.socket]) -> None:
         try:
             bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
         except OSError as error:
-            log.info("cannot filter newcomers (%s): who connects while the socket closes may be reset", error)
+            log.info(
+                "cannot filter new connections (%s): a client that connects while the socket closes may be reset", error
+            )
 
 
 async def last_call(sockets: Sequence[socket.socket]) -> None:
@@ -64,7 +68,7 @@ async def last_call(sockets: Sequence[socket.socket]) -> None:
     await asyncio.sleep(HANDSHAKE_S)
     for _ in range(LOOKS_MAX):
         nobody_waits = not _is_anybody_waiting(sockets)
-        await asyncio.sleep(LOOK_EVERY_S)  # those who came in last have to become connections, too
+        await asyncio.sleep(LOOK_EVERY_S)  # the last accepted sockets still have to become connections
         if nobody_waits:
             break
 

@@ -1,4 +1,4 @@
-"""Log lines: as text or as JSON, one line each, whatever is in them; with the request's id where there is one."""
+"""Log lines: as text or as JSON, always one line each, with the request's id if there is one."""
 
 from __future__ import annotations
 
@@ -18,42 +18,39 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 
 
 def escaped(text: str) -> str:
-    """Text with everything that a terminal or a log reader might act upon spelled out (F-N3)."""
+    """Escape everything in a text that a terminal or a log reader might act upon (F-N3)."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _escaped_in_json(text: str) -> str:
-    """The same within JSON, from which it can be read back."""
+    """Escape the same within JSON, from which it can be read back."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class TextFormatter(logging.Formatter):
-    """`time process LEVEL logger: message`, and a traceback below, indented, where there is one."""
+    """`time process LEVEL logger: message`, with an indented traceback below if there is one."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        """The time of the line, as in JSON."""
         return _time(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the framework's name
-        """The line."""
         record.message = escaped(record.message)
         line = super().formatMessage(record)
         request_id = _request_id(record)
         return f"{line} (request {escaped(request_id)})" if request_id else line
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        """The traceback. What an exception says may be a client's text: no line of it can pass for one of ours."""
+        """Return the traceback, indented: text of a client in it must not look like a log line."""
         return "\n".join(f"  {escaped(line)}" for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         line: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -78,7 +75,7 @@ def _request_id(record: logging.LogRecord) -> str:
 
 
 def configure(log_format: Literal["text", "json"], level: str = "warning") -> None:
-    """Have everything logged in this form, to standard error."""
+    """Log everything in this form, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
@@ -87,10 +84,10 @@ def configure(log_format: Literal["text", "json"], level: str = "warning") -> No
 
 
 def keep_lines_whole() -> None:
-    """Have this process log warnings and the error that ends it, too, so that no line of it has another form."""
+    """Log warnings and the error that ends this process, too, so that all of its lines have one form."""
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger("headgate").critical("ended by an error that nobody caught", exc_info=(kind, error, trace))
+    logging.getLogger("headgate").critical("ended by an unhandled error", exc_info=(kind, error, trace))

@@ -1,4 +1,4 @@
-"""Around the framework: counts and logs answers, knows each request's id, and opens its span where tracing is on."""
+"""The layer around the framework: counts and logs answers, and handles request ids and spans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Observed:
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self._access_log:
@@ -50,7 +49,7 @@ class Observed:
             if message["type"] == "http.response.start":
                 status, headers = message["status"], list(message["headers"])
             elif not body:
-                body = message.get("body", b"")  # a problem comes whole
+                body = message.get("body", b"")  # a problem arrives in one piece
             await send(message)
 
         try:
@@ -60,7 +59,7 @@ class Observed:
             log_request(scope.get("client"), request, status, (headers, body), took_s=monotonic() - began_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 500  # what the framework answers to whatever is raised
+        status = 500  # the framework's answer to any exception
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -81,10 +80,10 @@ class Observed:
                 span.end(route, status)
 
     def _route(self, scope: Scope) -> bytes:
-        """The path as it was declared: `/v1/policies/{name}`, whatever the name."""
+        """Return the path as it was declared: `/v1/policies/{name}`, whatever the name."""
         path = getattr(scope.get("route"), "path", None)
         if path is None and scope["path"] in self._documents:
-            path = scope["path"]  # the framework's own, which it does not tell of
+            path = scope["path"]  # a path of the framework itself, which is not in its list
         return NO_ROUTE if path is None else str(path).encode("ascii")
 
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces, where HEADGATE_OTEL names a collector: a span for each request, in the caller's trace.
+"""OpenTelemetry traces, if HEADGATE_OTEL names a collector: a span for each request, in the caller's trace.
 
-The libraries are an extra (`pip install headgate[otel]`); nothing of them is imported unless tracing is on. Their own
-variables hold too: OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on.
+The libraries are an extra (`pip install headgate[otel]`); none of them is imported unless tracing is on. Their own
+variables apply, too: OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRACES_PATH = "/v1/traces"
 
 
 class RequestSpan:
-    """One request, from its first byte that was understood to its answer."""
+    """The span of one request, from its parsed head to its answer."""
 
     __slots__ = ("_method", "_span")
 
@@ -29,7 +29,7 @@ class RequestSpan:
         self._method = method
 
     def end(self, route: bytes, status: int) -> None:
-        """It was answered."""
+        """End the span: the request was answered."""
         shown = route.decode("ascii")
         self._span.update_name(f"{self._method} {shown}")
         self._span.set_attribute("http.route", shown)
@@ -40,7 +40,7 @@ class RequestSpan:
 
 
 class Tracing:
-    """Makes spans, and sends them on in the background."""
+    """Makes spans, and sends them in the background."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -56,7 +56,7 @@ class Tracing:
         self._kind = SpanKind.SERVER
 
     def begin(self, method: str, traceparent: bytes | None) -> RequestSpan:
-        """A span for a request: in its caller's trace if it names one, else in one of its own."""
+        """Begin the span of a request: in its caller's trace if it names one, otherwise in one of its own."""
         carrier: dict[str, Any] = {} if traceparent is None else {"traceparent": traceparent.decode("latin-1")}
         context = self._propagator.extract(carrier)
         attributes = {"http.request.method": method}
@@ -65,12 +65,12 @@ class Tracing:
         )
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 def open_tracing(settings: Settings) -> Tracing | None:
-    """Tracing as the settings say; None where it is off. `SettingsError` if what it needs is not installed."""
+    """Return tracing as configured; None if it is off. Raises `SettingsError` if the libraries are not installed."""
     if settings.otel is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What this machine's store and this code can do: `headgate bench`.
+"""Measure this machine's store and this code: `headgate bench`.
 
-Everything comes from one run on one machine, in interleaved rounds, and counts by its ratios: a shared machine's
-speed changes from minute to minute, but it changes for all rows alike. The store is a private Valkey in a
+All figures come from one run on one machine, in interleaved rounds, and are compared by their ratios: a shared
+machine's speed changes from minute to minute, but it changes for all rows alike. The store is a private Valkey in a
 temporary directory, started as `headgate up` starts it, append-only file included.
 """
 
@@ -27,6 +27,7 @@ from rich.table import Table
 
 from api.server import tame_collector
 from limiter.cli.controller_bench import ControllerBench
+from limiter.cli.lease_bench import LeaseBench, local_decisions
 from limiter.engine.decider import Decider
 from limiter.model.bucket.bucket import Params
 from limiter.model.bucket.contract import AcquireRequest
@@ -49,11 +50,13 @@ CALLERS = 256
 CALLS_IN_FLIGHT = 8
 BUCKETS_MEASURED = 1_000_000
 SETTLES_MEASURED = 100_000
+FEW_HOLDERS, MANY_HOLDERS = 10, 1_000
+RENEWAL_MOST = 1.2
 
 
 @dataclass
 class Row:
-    """One line of the table: what was measured, in every round, and what it has to reach."""
+    """One line of the table: a figure, its value in every round, and its aim."""
 
     what: str
     unit: str
@@ -63,7 +66,7 @@ class Row:
 
     @property
     def figure(self) -> float:
-        """The middle of the rounds."""
+        """The median of the rounds."""
         return median(self.figures)
 
 
@@ -82,13 +85,13 @@ class ScriptBench:
         self._calls = 0
 
     def call(self, customers: list[int]) -> list[bytes | int]:
-        """One call of the script, an acquire for each customer."""
+        """Return one call of the script, with an acquire for each customer."""
         self._calls += 1
         operations = [acquire(customer) for customer in customers]
         return self.script.call(self.prefix, b"%d" % self._calls, operations)
 
     def unbatched(self, operations: int) -> float:
-        """Operations a second, one script call each, from a redis-py pipeline."""
+        """Return operations per second with one script call each, from a redis-py pipeline."""
         calls = [self.call([CHANCE.randrange(CUSTOMERS)]) for _ in range(operations)]
         began_s = time.perf_counter()
         for at in range(0, operations, BATCH):
@@ -99,12 +102,13 @@ class ScriptBench:
         return operations / (time.perf_counter() - began_s)
 
     def batched(self, calls: int, customers: Callable[[], list[int]]) -> float:
-        """Operations a second, many to a call. Calls are made before the clock starts: the server is measured."""
+        """Return operations per second with many in a call. Calls are packed before the clock starts: this measures
+        the server."""
         packed = [pack("EVALSHA", self.script.sha, *self.call(customers())) for _ in range(calls)]
         return calls * BATCH / self.send(packed)
 
     def send(self, packed: list[bytes]) -> float:
-        """Seconds for some calls, a few of them always in flight."""
+        """Return the seconds that calls take, with a few of them always in flight."""
         connection = self.client.connection_pool.get_connection()
         began_s = time.perf_counter()
         for at, call in enumerate(packed):
@@ -118,19 +122,19 @@ class ScriptBench:
         return took_s
 
     def bytes_per_bucket(self, buckets: int) -> float:
-        """Memory of the server for each of many buckets, their keys and the list for the controller included."""
+        """Return the server's memory per bucket, its key and its place in the controller's list included."""
         before = self._emptied()
         for at in range(0, buckets, 64 * BATCH):
             calls = [self.call(list(range(first, first + BATCH))) for first in range(at, at + 64 * BATCH, BATCH)]
             self.send([pack("EVALSHA", self.script.sha, *call) for call in calls])
-            # Replies are kept for a few seconds; they are not a bucket's.
+            # Replies are kept for a few seconds; they are no part of a bucket.
             self.client.delete(*(bytes(call[1]) for call in calls))
         made = self.client.dbsize() - 1
         assert made >= buckets
         return (self._used_memory() - before) / made
 
     def bytes_per_settle(self, settles: int) -> float:
-        """Memory of the server for each settled reservation, until that may be forgotten."""
+        """Return the server's memory per settled reservation, until its tombstone expires."""
         script = SettleScript()
         self.client.script_load(script.source)
         seconds, _ = self.client.time()
@@ -152,14 +156,14 @@ class ScriptBench:
 
 
 class BatcherBench:
-    """Callers in this process, each waiting for its answer before it asks again."""
+    """Callers in this process; each waits for its answer before it asks again."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
         self.slot = Slot("bench")
 
     async def round(self, operations: int) -> tuple[float, float]:
-        """Acquires a second and settles a second."""
+        """Return acquires and settles per second."""
         granted: list[tuple[str, AcquireAnswer]] = []
 
         async def acquire_one(number: int) -> None:
@@ -176,7 +180,7 @@ class BatcherBench:
 
 
 class DeciderBench:
-    """The way of a request under a policy without overload control, and what it costs if another policy has some."""
+    """A request under a policy without overload control: alone, and beside another policy that has some."""
 
     PLAIN: ClassVar = {"name": "reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 1e6}
     OTHER: ClassVar = {"name": "other", "match": {"service": "others"}, "rate": 1e6}
@@ -192,9 +196,9 @@ class DeciderBench:
         return decider
 
     async def round(self, operations: int) -> tuple[float, float]:
-        """Decisions a second: with no overload control anywhere, and with some in another policy.
+        """Return decisions per second: without overload control anywhere, and with some in another policy.
 
-        In quarters, one after the other, so that what else the machine does meets both.
+        Measured in alternating quarters, so that other load on the machine affects both.
         """
         alone_s = beside_s = 0.0
         for decider in (self._alone, self._beside, self._beside, self._alone) * 2:
@@ -226,12 +230,12 @@ async def _rate(operations: int, one: Callable[[int], Awaitable[None]]) -> float
 
 
 def acquire(customer: int) -> Acquire:
-    """One request of a customer."""
+    """Return one request of a customer."""
     return Acquire((Want(keys.bucket_name("reads", [f"c{customer}"]), TERMS, 1.0, 2.0),))
 
 
 def settle(bucket: str, reservation: str, charge: float, acquired_us: int) -> Settle:
-    """The end of that request."""
+    """Return the settle of that request."""
     return Settle(
         reservation=reservation,
         charges=(Charge(bucket, charge, 1.0, TERMS),),
@@ -242,7 +246,7 @@ def settle(bucket: str, reservation: str, charge: float, acquired_us: int) -> Se
 
 
 async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
-    """Run everything and judge it."""
+    """Run all benchmarks and compare them with their aims."""
     unbatched = Row("one script call per acquire, redis-py pipeline", "acquires/s")
     distinct = Row(f"batches of {BATCH}, distinct buckets", "acquires/s")
     hot = Row(f"batches of {BATCH}, one hot bucket", "acquires/s")
@@ -273,6 +277,8 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
                 beside.figures.append(decided_beside)
             console.print("controller", style="dim")
             steered = await measure_controller(scripts.client, link, scale=scale)
+            console.print("leases", style="dim")
+            lent = measure_leases(scripts.client, rounds=rounds, scale=scale)
             console.print("memory", style="dim")
             memory.figures.append(scripts.bytes_per_bucket(int(BUCKETS_MEASURED * scale)))
             kept.figures.append(scripts.bytes_per_settle(int(SETTLES_MEASURED * scale)))
@@ -285,11 +291,37 @@ async def measure(*, rounds: int, scale: float, console: Console) -> list[Row]:
     _judge(beside, median(ratios), 0.9, "no policy with it")
     for row, most in ((memory, 300), (kept, 150)):
         row.aim, row.holds = f"at most {most}", row.figure <= most
-    return [unbatched, distinct, hot, acquires, settles, alone, beside, memory, kept, *steered]
+    return [unbatched, distinct, hot, acquires, settles, alone, beside, memory, kept, *lent, *steered]
+
+
+def measure_leases(client: redis.Redis, *, rounds: int, scale: float) -> list[Row]:
+    """Measure renewals of leases beside acquires, and decisions that a holder makes alone."""
+    one = Row("acquire, one in a call: the store's time", "µs")
+    general = Row("the same, without the short way", "µs")
+    few = Row(f"renewal of a lease, {FEW_HOLDERS} holders: the store's time", "µs")
+    many = Row(f"renewal of a lease, {MANY_HOLDERS:,} holders: the store's time", "µs")
+    bare = Row("decided by a holder, yes or no", "decisions/s")
+    settled = Row("decided by a holder, with a grant and its settle", "decisions/s")
+    slowest = Row("the same, 99th percentile", "µs")
+    leases = LeaseBench(client)
+    for _ in range(rounds):
+        cost = leases.round(int(2_000 * scale), few=FEW_HOLDERS, many=MANY_HOLDERS)
+        for row, figure in zip((one, general, few, many), cost, strict=True):
+            row.figures.append(figure)
+        for row, figure in zip((bare, settled, slowest), local_decisions(int(200_000 * scale)), strict=True):
+            row.figures.append(figure)
+    for row in (few, many):
+        ratio = min(row.figures) / min(general.figures)  # the quietest turn of each: other programs only add
+        row.aim = f"{ratio:.2f}× an acquire without the short way (at most {RENEWAL_MOST}×)"
+        row.holds = ratio <= RENEWAL_MOST
+    for row, least in ((bare, 2_000_000), (settled, 1_000_000)):
+        row.aim, row.holds = f"at least {least:,}", max(row.figures) >= least
+    slowest.aim, slowest.holds = "at most 5", min(slowest.figures) <= 5
+    return [one, general, few, many, bare, settled, slowest]
 
 
 async def measure_controller_alone(*, scale: float, console: Console) -> list[Row]:
-    """Only that part of it, in half a minute."""
+    """Run only the controller's part, in half a minute."""
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         async with EmbeddedStore(Path(directory)) as store:
             console.print(f"store: {store.facts}", style="dim")
@@ -300,7 +332,7 @@ async def measure_controller_alone(*, scale: float, console: Console) -> list[Ro
 
 
 async def measure_controller(client: redis.Redis, link: Link, *, scale: float) -> list[Row]:
-    """What a cycle of the controller costs, of the tenth of a second that it may take."""
+    """Measure the cost of the controller's cycle, of the tenth of a second that it may take."""
     tame_collector()  # as the controller does when it starts
     many, most, cycles = int(1_000 * scale), int(10_000 * scale), max(3, int(30 * scale))
     active = f"controller, a cycle over {many:,} active buckets"
@@ -344,7 +376,7 @@ def render(rows: list[Row]) -> Table:
 
 
 def render_markdown(rows: list[Row]) -> str:
-    """The rows as they stand in the documents; an aim that was missed says so."""
+    """Return the rows as Markdown for the documents; a missed aim is marked."""
     lines = [
         f"| {row.what} | {row.figure:,.0f} {row.unit} | {row.aim}{'' if row.holds else ' **missed**'} |" for row in rows
     ]
@@ -352,7 +384,7 @@ def render_markdown(rows: list[Row]) -> str:
 
 
 def main(*, rounds: int = 5, scale: float = 1.0, markdown: bool = False, controller: bool = False) -> bool:
-    """Measure, print the table, and say whether every aim was reached."""
+    """Measure and print the table; return whether every aim was reached."""
     console = Console(stderr=True)
     if controller:
         rows = uvloop.run(measure_controller_alone(scale=scale, console=console))

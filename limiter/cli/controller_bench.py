@@ -1,7 +1,7 @@
-"""What a cycle of the controller costs: its own processor time and the store's, over many buckets at once.
+"""Cost of the controller's cycle: its own processor time and the store's, over many buckets at once.
 
-Every bucket is used before each cycle. Those that are at their limit refuse a part and do now more and now less than
-their rate, so that their caps move in every cycle; the others stay within theirs.
+Every bucket is used before each cycle. Buckets at their limit refuse a part and do now more and now less than their
+rate, so that their caps move in every cycle; the others stay within their limits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import redis
 
-from limiter.controller.cycle import SlotCycle
 from limiter.controller.plan import make_plans
+from limiter.controller.slot_cycle import SlotCycle
 from limiter.model.bucket.operations import Acquire, Charge, Settle, Want
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.reading import read_policy_set
@@ -34,7 +34,7 @@ POLICY = {
 
 
 class Cost(NamedTuple):
-    """One cycle, in the middle of many."""
+    """The median cost of a cycle."""
 
     wall_us: float
     own_us: float
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
 
 class ControllerBench:
-    """A slot with some buckets, used and cycled in turn."""
+    """A slot with buckets, used and cycled in turn."""
 
     def __init__(self, client: redis.Redis, link: Link, namespace: str) -> None:
         self._client = client
@@ -60,7 +60,8 @@ class ControllerBench:
             client.script_load(script.source)
 
     async def measure(self, buckets: int, *, cycles: int, limited: float = 0.25, active: bool = True) -> Cost:
-        """The cost of a cycle over so many buckets, a part of them at their limit; or none used since the last."""
+        """Return the cost of a cycle over this many buckets, with a part at their limit; or with none used since the
+        last."""
         lease = await self._steering.take(self._slot)
         assert lease is not None
         cycle = SlotCycle(self._steering, self._slot, lease, self._plan, cycle_s=CYCLE_S)
@@ -77,7 +78,8 @@ class ControllerBench:
         return Cost(*(median(column) for column in zip(*costs[WARM_UP_CYCLES:], strict=True)))
 
     def _use(self, buckets: int, limited: float) -> None:
-        """A request to each bucket, and some more to those at their limit; what is done is about what rates allow."""
+        """Send a request to each bucket, and some more to those at their limit; the work is about what the rates
+        allow."""
         now_s = time.perf_counter()
         work, self._used_s = RATE * min(now_s - self._used_s, 1.0), now_s
         every = round(1 / limited)

@@ -18,12 +18,12 @@ COMMAND = [sys.executable, "-c", "from limiter.cli.main import main; main()", "c
 
 
 async def keep_running(url: str, metrics_dir: Path) -> None:
-    """Have a controller on the store at a URL, until cancelled. It leaves its metrics in a directory."""
+    """Run a controller on the store of a URL, until cancelled. It writes its metrics into a directory."""
     await children.keep_running("the controller", partial(_run, url, metrics_dir))
 
 
 async def _run(url: str, metrics_dir: Path) -> str:
-    """One life; cancelled, it is asked to end and waited for."""
+    """Run it once and return how it ended; when cancelled, ask it to end and wait."""
     process = await asyncio.create_subprocess_exec(
         *children.bound(*COMMAND),
         env=os.environ | {"HEADGATE_REDIS_URL": url, "HEADGATE_METRICS_DIR": str(metrics_dir)},

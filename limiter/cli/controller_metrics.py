@@ -1,9 +1,9 @@
-"""How a controller's metrics are shown.
+"""Where a controller's metrics are shown.
 
-beside an API, under `headgate up`   left in its directory: one address and one scrape for all of it
-by itself                            on HEADGATE_METRICS_PORT, if one is given: it serves nothing else
+    beside an API, under `headgate up`   in its directory: one address and one scrape for all of it
+    by itself                            on HEADGATE_METRICS_PORT, if one is given: it serves nothing else
 
-No key is asked for on that port: it shows numbers and nothing of any client, and a network policy says who reaches it.
+That port asks for no key: it shows numbers and nothing of any client, and a network policy controls access to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from limiter.settings import Settings, SettingsError
 
 @asynccontextmanager
 async def shown(steers: Controller, settings: Settings) -> AsyncIterator[None]:
-    """Show the metrics of a controller meanwhile, as the settings say."""
+    """Show a controller's metrics as the settings say, while the context is open."""
     if settings.metrics_dir is not None:
         leaving = asyncio.create_task(Shelf(settings.metrics_dir, lambda: controller(steers)).run())
         try:
@@ -57,7 +57,7 @@ def _serving(steers: Controller, host: str, port: int) -> Iterator[None]:
 
 
 def controller(steers: Controller) -> Iterable[Reading]:
-    """What one controller knows of itself."""
+    """Return the readings of one controller."""
     stats = steers.stats
     return (
         plain_histogram(catalogue.CYCLE_SECONDS, stats.cycle_seconds),

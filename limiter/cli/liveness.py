@@ -1,9 +1,9 @@
-"""Is the API of this machine alive? What a container's health check asks, over TLS where the API serves it.
+"""A container's health check: whether the API on this machine is alive, over TLS if the API uses it.
 
-    python -m limiter.cli.liveness      what the image runs every ten seconds, and `headgate health` beside it
+    python -m limiter.cli.liveness      the image runs it every ten seconds; `headgate health` does the same
 
-The standard library alone: loading the rest of Headgate would cost more than the question. The certificate is not
-checked: it names what callers connect to, and here the address is this machine's own.
+It uses the standard library alone: importing the rest of Headgate would cost more than the request. The certificate is
+not checked: it names the host that callers use, and here the address is this machine's own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Mapping
 
 TIMEOUT_S = 2.0
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Addresses that one listens on and cannot ask."""
+"""Addresses to listen on, with the address to connect to instead."""
 
 
 def problem(settings: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> str:
-    """What is wrong with the API that runs with these variables; empty if it is alive. An empty variable is unset."""
+    """Return what is wrong with the API that runs with these variables; empty if it is alive. An empty variable is
+    unset."""
     host = settings.get("HEADGATE_HOST") or "127.0.0.1"
     given = settings.get("HEADGATE_PORT") or "8080"
     if not (given.isascii() and given.isdecimal() and 0 < int(given) < 65536):
@@ -48,7 +49,7 @@ def _connection(host: str, port: int, *, tls: bool, timeout_s: float) -> http.cl
 
 
 def main() -> int:
-    """Ask, and say what is wrong."""
+    """Check, and print what is wrong."""
     if found := problem(os.environ):
         sys.stderr.write(f"headgate: {found}\n")
     return 1 if found else 0

@@ -15,22 +15,20 @@ import uvloop
 from api.server import serve, tame_collector
 from api.transport import logs
 from limiter.api_keys import KeyEntryError, new_key
-from limiter.cli import liveness
-from limiter.cli import policies as cli_policies
+from limiter.cli import liveness, policy_commands, uncovered_command
 from limiter.cli import store as cli_store
-from limiter.cli import uncovered as cli_uncovered
 from limiter.cli.controller_child import keep_running
 from limiter.cli.controller_metrics import shown
-from limiter.cli.policies import embedded_url
+from limiter.cli.policy_commands import embedded_url
 from limiter.controller.worker import Controller
 from limiter.metrics.processes import shared
 from limiter.model.policy.problems import PolicyError
 from limiter.runtime.stopping import until_stopped
 from limiter.settings import PREFIX, Settings, SettingsError
-from limiter.store.errors import StoreError, StoreUnavailable
 from limiter.store.link.connect import open_link, probe
 from limiter.store.link.embedded import EmbeddedStore
 from limiter.store.link.urls import UrlError, mask
+from limiter.store.store_errors import StoreError, StoreUnavailable
 
 start = logging.getLogger("headgate.start")
 
@@ -45,8 +43,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-cli_policies.register(app)
-cli_uncovered.register(app)
+policy_commands.register(app)
+uncovered_command.register(app)
 cli_store.register(app)
 
 
@@ -72,7 +70,7 @@ def _options(
 
 
 Host = Annotated[str | None, typer.Option(help="The address to listen on.", envvar="HEADGATE_HOST")]
-# Numbers as text: the settings say what is wrong with them.
+# Numbers stay text: the settings check them, with clear messages.
 Port = Annotated[str | None, typer.Option(help="The port to listen on.", envvar="HEADGATE_PORT", metavar="NUMBER")]
 Workers = Annotated[
     str | None, typer.Option(help="The number of API processes.", envvar="HEADGATE_WORKERS", metavar="NUMBER")
@@ -137,22 +135,22 @@ def bench(
     controller: Annotated[bool, typer.Option("--controller", help="Measure only the controller's cycle.")] = False,
 ) -> None:
     """Measure this machine: scripts, batcher, memory per bucket, the controller's cycle."""
-    from limiter.cli.bench import main as measure  # the other commands do without it
+    from limiter.cli.bench import main as measure  # the other commands do not need it
 
     if not measure(markdown=markdown, controller=controller):
         raise typer.Exit(1)
 
 
 def _serve(work: Callable[[Settings], Coroutine[Any, Any, None]], **options: object) -> None:
-    # Options are the variables of the same name, so that workers, which read the environment, know them too.
+    # Options set the variables of the same name, so that workers, which read the environment, have them, too.
     os.environ.update({f"{PREFIX}{name.upper()}": str(given) for name, given in options.items() if given is not None})
     with _clear_errors():
         uvloop.run(until_stopped(work(_settings())))
 
 
 def _settings() -> Settings:
-    """The settings of a process that serves, whose lines look like it from here on."""
-    if os.environ.get("HEADGATE_LOG_FORMAT") == "json":  # also for what is wrong with the settings
+    """Return the settings of a serving process, and set up its logs."""
+    if os.environ.get("HEADGATE_LOG_FORMAT") == "json":  # also for messages about the settings
         logs.configure("json")
     settings = Settings.load()
     logs.configure(settings.log_format, settings.log_level)
@@ -178,7 +176,7 @@ async def _serve_and_steer(settings: Settings) -> None:
 
         def started(where: str) -> None:
             _say_ready(settings, where, f"{state} at {mask(url)}")
-            # A process of its own: what it computes must not delay an answer.
+            # A separate process: its computations must not delay an answer.
             steering.append(asyncio.create_task(keep_running(url, metrics_dir)))
 
         try:
@@ -228,7 +226,7 @@ def _say_ready(settings: Settings, where: str, store: str) -> None:
 
 @asynccontextmanager
 async def _store(settings: Settings) -> AsyncIterator[tuple[str, str]]:
-    """The store that the settings name, or an embedded one, running; with what is known of it."""
+    """Yield the configured store, or a running embedded one, with its state."""
     if settings.redis_url is None:
         async with EmbeddedStore(settings.data_dir) as embedded:
             yield embedded.url, str(embedded.facts)
@@ -238,7 +236,7 @@ async def _store(settings: Settings) -> AsyncIterator[tuple[str, str]]:
     try:
         state = str(await probe(link))
     except StoreUnavailable as error:
-        state = f"{NOT_REACHED} ({error})"  # the node serves without, and connects later (F-S2)
+        state = f"{NOT_REACHED} ({error})"  # the node serves without the store, and connects later (F-S2)
     finally:
         await link.aclose()
     yield url, state

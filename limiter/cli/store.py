@@ -1,10 +1,10 @@
-"""`headgate store`: what the store went through, and that somebody has seen it."""
+"""`headgate store`: show losses of policies, and acknowledge them."""
 
 import asyncio
 
 import typer
 
-from limiter.cli.policies import EXIT_TROUBLE, _clear_errors, _link, _when, _who
+from limiter.cli.policy_commands import EXIT_TROUBLE, _clear_errors, _link, _when, _who
 from limiter.store import inspect
 from limiter.store.policies import losses
 

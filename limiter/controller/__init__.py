@@ -1,7 +1,7 @@
-"""The controller: owns slots by leases, looks at what changed in them, and moves what the pure steps say.
+"""The controller: owns slots by leases, reads the buckets that changed and writes the results of the pure steps.
 
-policies ──► plan: what there is to steer, and how
-members  ──► ownership: who ought to own which namespace      lease ──► who does
-cycle    ──► sample → records → limiter.model.control.cycle → steer   balance ──► shares of divided limits
+policies ──► plan: the limits to steer, and their parameters
+members  ──► ownership: which controller should own a namespace      lease ──► which one does
+cycle    ──► sample → records → limiter.model.control.cycle_step → steer   balance ──► shares of divided limits
                                 └► overload: throttles, rates and quality of buckets with an `overload` block
 """

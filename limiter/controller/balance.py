@@ -2,8 +2,9 @@
 
     demand of each partition → limiter.model.control.shares → lower, wait until that is confirmed → raise
 
-Only who owns every partition of the namespace moves shares: then no write but its own can arrive any more (F-P7).
-What the records hold when it begins is what is held; what it sends without an answer counts as whatever is worse.
+Only a controller that owns every partition of the namespace moves shares: then no other controller's write can
+arrive any more (F-P7). It begins with the shares in the records. A write without an answer counts as done or as not
+done, whichever is worse.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from math import nan
 
 from redis.exceptions import ResponseError
 
-from limiter.controller.cycle import SlotCycle
 from limiter.controller.plan import Plan, Terms
+from limiter.controller.slot_cycle import SlotCycle
 from limiter.model.bucket.bucket import Record
 from limiter.model.control import shares
 from limiter.model.control.shares import Held, Write
-from limiter.store.errors import StoreError
 from limiter.store.layout import LeaseLost
 from limiter.store.steering import Steer, SteerStatus
+from limiter.store.store_errors import StoreError
 
 
 class Balance:
@@ -34,9 +35,9 @@ class Balance:
         self._held: dict[str, list[Held]] = {}
 
     async def run(self, cycles: Sequence[SlotCycle]) -> None:
-        """Look once at the demand in all partitions, and move what ought to move."""
+        """Read the demand of all partitions once, and move the shares that are off."""
         if [id(cycle) for cycle in cycles] != [id(cycle) for cycle in self._cycles]:
-            self._cycles, self._held = cycles, {}  # other leases: others may have written since
+            self._cycles, self._held = cycles, {}  # the leases are new: another controller may have written since
         demand = self._demand()
         await self._learn([bucket for bucket in demand if bucket not in self._held])
         now_s = asyncio.get_running_loop().time()
@@ -53,7 +54,7 @@ class Balance:
         self._forget(demand, now_s)
 
     def shares(self, bucket: str) -> list[float]:
-        """The most that each partition may hold now, as far as is known here."""
+        """Return the most that each partition may hold now, as far as this controller knows."""
         held = self._held.get(bucket)
         return shares.at(held, asyncio.get_running_loop().time()) if held else []
 
@@ -63,9 +64,9 @@ class Balance:
         return terms
 
     def _demand(self) -> dict[str, list[float]]:
-        """Work units a second that are asked for in each partition, of the buckets that need shares.
+        """Return the demand in each partition, in work units per second, for the buckets that need shares.
 
-        As it was when a partition was last looked at: that its store is silent since then is no lack of demand (F-P8).
+        A partition counts as it was last read: a store that is silent since then is no lack of demand (F-P8).
         """
         found: dict[str, list[float]] = {}
         unasked = [0.0 if cycle.read_us else nan for cycle in self._cycles]
@@ -81,7 +82,7 @@ class Balance:
         }
 
     async def _learn(self, buckets: list[str]) -> None:
-        """What each partition holds of some buckets; those that exist in none are left alone."""
+        """Read the shares of some buckets in each partition; skip buckets that exist in none."""
         if not buckets:
             return
         found = await asyncio.gather(*(cycle.records(buckets) for cycle in self._cycles))
@@ -101,7 +102,7 @@ class Balance:
         return Held(record.share, now_s + (record.share_until_us - now_us) / 1e6)
 
     async def _send(self, writes: dict[str, list[Write]]) -> None:
-        """Write shares everywhere at once, and note what is known to be done."""
+        """Write shares to all partitions at once, and record which writes are confirmed."""
         now_s = asyncio.get_running_loop().time()
         to_slots: list[dict[str, Write]] = [{} for _ in self._cycles]
         for bucket, some in writes.items():
@@ -117,7 +118,7 @@ class Balance:
             self._held[bucket] = shares.confirmed(held, sure, now_s)
 
     async def _give(self, cycle: SlotCycle, writes: dict[str, Write]) -> set[str]:
-        """The buckets of a slot whose share is certainly the new one."""
+        """Write shares to one slot; return the buckets whose write is confirmed."""
         rows = [
             Steer(bucket, self._terms(bucket).limit.terms, share=write.share, share_for_us=round(write.for_s * 1e6))
             for bucket, write in writes.items()
@@ -131,7 +132,7 @@ class Balance:
         return {row.bucket for row, status in zip(rows, statuses, strict=True) if status is SteerStatus.DONE}
 
     def _forget(self, demand: dict[str, list[float]], now_s: float) -> None:
-        """Let go of what nobody needs, once all that was lent has ended."""
+        """Forget buckets that no longer need shares, once all their lent shares have ended."""
         ended = [bucket for bucket, held in self._held.items() if all(lent.until_s <= now_s for lent in held)]
         for bucket in ended:
             if bucket not in demand:

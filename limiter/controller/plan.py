@@ -1,13 +1,12 @@
-"""What there is to steer: the policies of each namespace with a cap, a charge, a mechanism or shares to move, or with
-overload control."""
+"""Plans of namespaces: the policies with a cap, a charge, a mechanism or shares to move, or with overload control."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from limiter.model.control.cycle import ControlParams, control_params
-from limiter.model.overload.overload_control import OverloadParams, overload_params
+from limiter.model.control.cycle_step import ControlParams, control_params
+from limiter.model.overload.overload_state import OverloadParams, overload_params
 from limiter.model.policy.limit import Limit, bucket_prefix, limit_of
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_set import PolicySet
@@ -23,13 +22,13 @@ class Terms(NamedTuple):
     control: ControlParams
     overload: OverloadParams | None
     partitions: int
-    """Over how many partitions its limit is divided by shares; 1 = there is nothing to move."""
+    """Number of partitions that divide its limit by shares; 1 = no shares to move."""
     divided: int
-    """Over how many partitions it is divided at all."""
+    """Number of partitions that divide it, with or without shares."""
 
     @property
     def sheds(self) -> bool:
-        """Whether it has overload control."""
+        """True if it has overload control."""
         return self.overload is not None
 
 
@@ -45,11 +44,11 @@ class Plan:
 
     @property
     def is_divided(self) -> bool:
-        """Whether any limit is divided by shares that follow demand (B5)."""
+        """True if any limit is divided by shares that follow demand (B5)."""
         return any(terms.partitions > 1 for terms in self.terms.values())
 
     def find(self, bucket: str) -> Terms | None:
-        """The terms of a bucket; None if there is nothing to steer in it."""
+        """Return the terms of a bucket; None if it is not steered."""
         terms = self.terms.get(limit_of(bucket))
         if terms is None or terms.limit.rated_by is None:
             return terms
@@ -57,12 +56,12 @@ class Plan:
 
 
 def make_plans(policies: PolicySet) -> dict[str, Plan]:
-    """The namespaces with anything to steer."""
+    """Return the plans of all namespaces with steered policies."""
     return finish(plan_steps(policies, {}))
 
 
 def plan_steps(policies: PolicySet, before: Mapping[str, Plan]) -> Steps[dict[str, Plan]]:
-    """The same in steps; the terms of policies that have not changed are taken over from the plans before."""
+    """Make the plans in steps; unchanged policies keep the terms of the plans before."""
     found: dict[str, dict[str, Terms]] = {}
     for number, policy in enumerate(policies.policies):
         if number % AT_ONCE == 0:
@@ -74,7 +73,7 @@ def plan_steps(policies: PolicySet, before: Mapping[str, Plan]) -> Steps[dict[st
 
 
 def _terms(policy: Policy, policies: PolicySet, known: Mapping[str, Terms]) -> dict[str, Terms]:
-    """A policy's rate and quota, each as far as anything of it moves."""
+    """Return the terms of a policy's rate and quota, of each that is steered."""
     divided = policies.partitions_of(policy)
     found = {}
     for part in policy.parts():
@@ -88,14 +87,14 @@ def _terms(policy: Policy, policies: PolicySet, known: Mapping[str, Terms]) -> d
 
 
 def _terms_of(policy: Policy, part: Policy, divided: int) -> Terms:
-    # A quota's division stays: what one part has used cannot be taken back.
+    # A quota's division is fixed: work that one partition has used cannot be taken back.
     shared = 1 if part.quota is not None else divided
-    overload = overload_params(part.overload) if part.overload else None
+    overload = overload_params(part.overload, partitions=divided) if part.overload else None
     return Terms(policy, Limit(part, partitions=divided), control_params(part), overload, shared, divided)
 
 
 def describe(plans: dict[str, Plan]) -> str:
-    """What is steered, in a line: `3 policies in 2 namespaces (11 partitions)`."""
+    """Return one line about the steered policies: `3 policies in 2 namespaces (11 partitions)`."""
     policies = sum(len({terms.limit.name for terms in plan.terms.values()}) for plan in plans.values())
     slots = sum(len(plan.slots) for plan in plans.values())
     if not policies:

@@ -1,11 +1,11 @@
-"""The worker: knows the policies and the other controllers, and keeps a task for each slot that it ought to own.
+"""The worker: knows the policies and the other controllers, and keeps a task for each slot that it should own.
 
-    ought to own it      try for the lease, and cycle while it holds
-    owns it no more      another is preferred by now: keep all states, give the lease back
-    lost it              noticed by the next call; everything known of the slot is dropped, and tried for again
-    store away           keep trying; what is in force stays in force
+    preferred owner      try for the lease, and cycle while it lasts
+    no longer preferred  store all states, and give the lease back
+    lease lost           noticed by the next call; drop everything known of the slot, and try for the lease again
+    store unavailable    keep trying; all values in the records stay in force
 
-Any number of controllers may run: one that is paused or cut off can do no harm (F-P7).
+Any number of controllers may run: one that is paused or cut off does no harm (F-P7).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from dataclasses import dataclass, field
 from redis.exceptions import ResponseError
 
 from limiter.controller.balance import Balance
-from limiter.controller.cycle import SlotCycle
 from limiter.controller.ownership import BEATS_A_LEASE, GONE_AFTER_LEASE, preferred
 from limiter.controller.plan import Plan, describe, plan_steps
+from limiter.controller.slot_cycle import SlotCycle
 from limiter.model.tally import CYCLE_SECONDS, Histogram
 from limiter.runtime.pauses import with_pauses
 from limiter.store import keys
 from limiter.store.clock import StoreClock
-from limiter.store.errors import StoreError
 from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
 from limiter.store.link.connect import Link
-from limiter.store.policies.policies import PolicyStore, StoredPolicies
+from limiter.store.policies.policy_store import PolicyStore, StoredPolicies
 from limiter.store.registry import NodeRegistry
 from limiter.store.steering import LEASE_MS, Steering
+from limiter.store.store_errors import StoreError
 
 log = logging.getLogger(__name__)
 
 CYCLE_MS = 100
 IDLE_S = 1.0
-"""How seldom a slot is asked in which nothing happens."""
+"""Longest time between two cycles of an idle slot."""
 RETRIES_A_LEASE = 8
-"""How often a slot is tried for that is still another's, in the time of a lease."""
+"""Attempts per lease time to take a slot that another controller still owns."""
 LOG_EVERY_S = 10.0
 BALANCE_CYCLES = 5
-"""Cycles from one look at the shares to the next."""
+"""Cycles between two adjustments of the shares."""
 START_WAIT_S = 2.0
 
 TROUBLE = (StoreError, ResponseError)
@@ -54,22 +54,22 @@ TROUBLE = (StoreError, ResponseError)
 
 @dataclass(slots=True)
 class Stats:
-    """What a controller has done since it started."""
+    """Counts of a controller's actions since it started."""
 
     cycles: int = 0
     buckets: int = 0
-    """Buckets looked at, each once a cycle."""
+    """Buckets read, each counted once per cycle."""
     slips: int = 0
     """Cycles that ended after the next one should have begun."""
     leases_taken: int = 0
     leases_lost: int = 0
     failures: int = 0
-    """Cycles that the store did not let finish."""
+    """Cycles that ended with an error of the store."""
     cycle_seconds: Histogram = field(default_factory=lambda: Histogram(CYCLE_SECONDS))
 
 
 class Seldom:
-    """Logs a kind of thing at once, and then at most every so often, with how often it happened meanwhile."""
+    """Logs the first message at once, then at most one per LOG_EVERY_S, with the number of repetitions."""
 
     def __init__(self, level: int) -> None:
         self._level = level
@@ -77,7 +77,7 @@ class Seldom:
         self._untold = 0
 
     def log(self, text: str, *arguments: object) -> None:
-        """Say it, unless it was said a moment ago."""
+        """Log the message, unless one was logged less than LOG_EVERY_S ago."""
         now_s = asyncio.get_running_loop().time()
         self._untold += 1
         if now_s - self._last_s < LOG_EVERY_S:
@@ -88,7 +88,7 @@ class Seldom:
 
 
 class Keeper:
-    """One slot that this controller ought to own: gets the lease, and cycles while it has it."""
+    """One slot that this controller should own: takes the lease, and cycles while it lasts."""
 
     def __init__(self, steering: Steering, slot: Slot, plan: Plan, pace: Pace) -> None:
         self.slot = slot
@@ -104,7 +104,7 @@ class Keeper:
             self.cycle.adopt(plan)
 
     async def run(self) -> None:
-        """Until cancelled; then keep what is not kept, and give the slot back."""
+        """Run until cancelled; then store all unsaved states, and give the slot back."""
         loop = asyncio.get_running_loop()
         interval_s = self._pace.cycle_s
         next_s = loop.time()
@@ -124,7 +124,7 @@ class Keeper:
             await self._give_back()
 
     async def _turn(self) -> int:
-        """Try for the lease or do a cycle: how much there was to do."""
+        """Try for the lease or run a cycle; return the number of buckets read, or 1 if the next turn should be soon."""
         stats = self._pace.stats
         try:
             if self.cycle is None:
@@ -146,7 +146,7 @@ class Keeper:
         return looked
 
     async def _take(self) -> int:
-        """Keep trying for a slot that this controller should own: its owner has gone, or is about to hand over."""
+        """Try to take the lease, which is free once the last owner is gone or has handed over."""
         lease = await self._steering.take(self.slot)
         if lease is None:
             return 0
@@ -165,7 +165,7 @@ class Keeper:
 
 
 class Pace:
-    """How fast slots are cycled, and what is noted of it."""
+    """Intervals between cycles, and the counts and logs about them."""
 
     def __init__(self, *, cycle_s: float, lease_s: float) -> None:
         self.cycle_s = cycle_s
@@ -176,7 +176,7 @@ class Pace:
         self._slips = Seldom(logging.WARNING)
 
     def slipped(self, slot: Slot, took_s: float, buckets: int) -> None:
-        """Note a cycle that took longer than it may."""
+        """Count and log a cycle that took longer than its interval."""
         self.stats.slips += 1
         text = "%s: a cycle over %d buckets took %.0f ms, longer than %.0f ms"
         self._slips.log(text, _shown(slot), buckets, took_s * 1000, self.cycle_s * 1000)
@@ -201,17 +201,17 @@ class Controller:
 
     @property
     def stats(self) -> Stats:
-        """What it has done so far."""
+        """Counts of its actions since it started."""
         return self._pace.stats
 
     @property
     def owned(self) -> list[Slot]:
-        """The slots whose lease it holds, as far as it knows."""
-        # A copy: a scrape reads this in a thread of its own while slots come and go.
+        """Slots whose lease it holds, as far as it knows."""
+        # A copy, because a scrape reads this in another thread while slots are added and removed.
         return sorted(slot for slot, (keeper, _) in list(self._keepers.items()) if keeper.cycle is not None)
 
     async def run(self, on_started: Callable[[str], None] = lambda _: None) -> None:
-        """Steer until cancelled, then hand everything over. `on_started` is told what there is to steer."""
+        """Steer until cancelled, then hand everything over. `on_started` receives a line about the steered policies."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._policies.watch(self._take))
             group.create_task(self._assign())
@@ -222,7 +222,7 @@ class Controller:
             on_started(describe(self.plans) if self._loaded.is_set() else "nothing yet: the store does not answer")
 
     async def _take(self, stored: StoredPolicies) -> None:
-        """Steer by these policies from now on; cycles go on while the plans are made."""
+        """Follow these policies from now on; cycles continue while the plans are made."""
         self.plans = await with_pauses(plan_steps(stored.policies, self.plans))
         self._balances = {
             name: Balance(plan, cycle_s=self._pace.cycle_s) for name, plan in self.plans.items() if plan.is_divided
@@ -234,7 +234,7 @@ class Controller:
         self._changed.set()
 
     async def _assign(self) -> None:
-        """Say that this controller lives, see who else does, and keep the slots that it ought to own."""
+        """Send heartbeats, read those of other controllers, and keep the slots that this one should own."""
         try:
             while True:
                 self._changed.clear()
@@ -256,7 +256,7 @@ class Controller:
         return {slot: plan for plan in own for slot in plan.slots}
 
     async def _keep(self, wanted: dict[Slot, Plan]) -> None:
-        """Have a task for each of these slots, and no others."""
+        """Keep a task for each of these slots, and for no others."""
         leaving = [self._keepers.pop(slot) for slot in self._keepers.keys() - wanted.keys()]
         for _, task in leaving:
             task.cancel()
@@ -267,10 +267,10 @@ class Controller:
             self._keepers[slot] = keeper, task
         await asyncio.gather(*(task for _, task in leaving), return_exceptions=True)
         for slot in [slot for slot, (_, task) in self._keepers.items() if task.done()]:
-            del self._keepers[slot]  # it failed, which was logged; the next look starts another
+            del self._keepers[slot]  # it failed, which was logged; the next round starts another
 
     async def _balance(self) -> None:
-        """Look at the shares of every namespace whose partitions are all here."""
+        """Adjust the shares of every namespace of which this controller owns all partitions."""
         while True:
             await asyncio.sleep(BALANCE_CYCLES * self._pace.cycle_s)
             for name in list(self._balances):
@@ -278,11 +278,11 @@ class Controller:
                     await self._balance_one(name)
                 except TROUBLE as error:
                     self._pace.troubles.log("shares of %s stay as they are for now: %s", name, error)
-                except Exception:  # whatever it is, caps must go on being steered
+                except Exception:  # after any error, caps must still be steered
                     log.exception("shares of %s could not be moved", name)
 
     async def _balance_one(self, name: str) -> None:
-        balance = self._balances.get(name)  # policies may have changed while others were looked at
+        balance = self._balances.get(name)  # policies may have changed during the namespaces before
         if balance is None:
             return
         cycles = [self._cycle(slot) for slot in self.plans[name].slots]
@@ -296,7 +296,7 @@ class Controller:
 
 
 def _own_name() -> str:
-    """Tells an operator which process it is, and no two are called the same."""
+    """Return a unique name that identifies this process to an operator."""
     return f"{keys.encode(socket.gethostname())}-{os.getpid()}-{os.urandom(3).hex()}"
 
 

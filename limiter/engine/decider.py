@@ -1,10 +1,9 @@
-"""Acquire and settle: descriptor → limits → buckets → decision, within a deadline, whatever the store does.
+"""Acquire: descriptor → limits → buckets → decision, within a deadline, whatever the store does.
 
-Where the store cannot answer, each policy says what holds (B3): `closed` refuses to decide, `open` lets pass, and
-`local` asks a bucket in this node that holds its share of the limit. What was let pass without the store is not
-charged there; its settle debits the whole of its work, once the store is back. A quota goes on from what this node
-knows to be left of it (`known`, `limiter.engine.remainders`); what it grants of that is debited once the store
-is back.
+If the store cannot answer, each policy says what applies (B3): `closed` refuses to decide, `open` grants, and `local`
+asks a bucket in this node that holds its share of the limit. A grant without the store is not charged there; its settle
+debits all of its work once the store is back. A quota continues from the balance that this node knows (`known`,
+`limiter.engine.remainders`); what it grants is debited once the store is back.
 """
 
 from __future__ import annotations
@@ -14,30 +13,36 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from struct import Struct
 from typing import Any
 
 import msgspec
 
-from limiter.engine.errors import (
-    IdempotencyConflict,
-    NotDecided,
-    TooManyLimits,
-    Uncovered,
-)
+from limiter.engine.lender import Lender
 from limiter.engine.local import LocalBuckets
-from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation, Values
+from limiter.engine.operation import ASKS_MORE, IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation, Values
 from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
 from limiter.engine.repeating import Repeater
+from limiter.engine.request_errors import (
+    IdempotencyConflict,
+    NotDecided,
+    TooManyLimits,
+    TooMuchAtOnce,
+    Uncovered,
+)
 from limiter.engine.settler import Settler
 from limiter.engine.shape import NOTHING, Shape, at_rate
 from limiter.engine.store_health import StoreHealth
+from limiter.engine.throttles import Throttles
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
 from limiter.model.bucket.decision import REASON_OF, PlainRefusal, limit_states, plain_refusal, pressure, refusal
 from limiter.model.bucket.expiry import Expiries
-from limiter.model.bucket.operations import LATE_US, AcquireAnswer, AcquireStatus, BucketAnswer, Verdict, Want
-from limiter.model.bucket.reservation import ID_SIZE, VERSION, Keyring, Signer, Taken, pack, pack_late
+from limiter.model.bucket.operations import LATE_US, AcquireAnswer, AcquireStatus, BucketAnswer, Lot, Verdict, Want
+from limiter.model.bucket.reservation import ID_SIZE, UNCOUNTED, VERSION, Keyring, Signer, Taken, pack, pack_late
+from limiter.model.overload.retries import RetryMeters
+from limiter.model.overload.shedding import State
 from limiter.model.policy.choices import OnStoreFailure
 from limiter.model.policy.criticality import NO_CLASSES, Criticality, class_of
 from limiter.model.policy.limit import Limit
@@ -47,11 +52,13 @@ from limiter.model.tally import DecisionTally, SettleTally
 from limiter.runtime.pauses import with_pauses
 from limiter.runtime.told import Told
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
-from limiter.store.errors import StoreShunned, StoreUnavailable
+from limiter.store.clock import StoreClock
 from limiter.store.flush import Asking
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
 from limiter.store.layout import REPLY_SIZE, unpack_acquire
+from limiter.store.leases.lease_store import LeaseStore
+from limiter.store.store_errors import StoreShunned, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +68,18 @@ _GRANTED_CODE, _DEBITED_CODE = int(_GRANTED), int(_DEBITED)
 _REFUSED_CODE = int(AcquireStatus.REFUSED)
 _VALUES = Struct("<Bdddd")
 
+BUCKETS_MAX = 1 << 62
+"""Asked in one turn of the loop: as many as there are requests for."""
+
 Arrived = tuple[AcquireRequest, Any, str | None, Criticality | None]
 """A request, its place at the desk, its idempotency key, and the highest class it may have; None: any."""
 
 
 class _WaitingRoom:
-    """The desk of those who wait in a coroutine."""
+    """The desk of callers that wait in a coroutine."""
 
     def answer(self, operations: Sequence[Operation]) -> None:
-        """Wake each."""
+        """Wake each caller."""
         for operation in operations:
             operation.place(operation)
 
@@ -78,7 +88,7 @@ WAITING_ROOM = _WaitingRoom()
 
 
 class Decider:
-    """Decides for one node. Holds nothing that matters: kill it at any time."""
+    """Decides for one node. Stateless: it may be killed at any time."""
 
     def __init__(
         self,
@@ -104,6 +114,7 @@ class Decider:
         self.remainders = Remainders(buckets.clock, nodes)
         self._store_health = StoreHealth(on_recovery=self.remainders.hold)
         self._local = LocalBuckets(nodes, self.remainders)
+        self._throttles = Throttles()
         self._ids = RandomIds(ID_SIZE)
         self.decisions = DecisionTally()
         self.settles = SettleTally()
@@ -111,6 +122,7 @@ class Decider:
         self.expiries = Expiries()
         buckets.acquires.tell = self.tell
         self.repeater = Repeater(buckets.acquires, keep_s=repeat_s, deadline_s=deadline_s)
+        self.retries: RetryMeters[Slot] = RetryMeters()
         self.settler = Settler(
             buckets,
             self._keyring,
@@ -121,63 +133,76 @@ class Decider:
             self.repeater.refusals,
             deadline_s=deadline_s,
         )
+        self.lender: Lender | None = None
+        """Lends parts of limits, where the node has a store of leases."""
 
     @property
     def policies(self) -> PolicySet:
-        """What is in force."""
+        """The policies in force."""
         return self._planner.policies
 
     def enforce(self, policies: PolicySet) -> None:
-        """Let other policies be in force from the next request on (W9)."""
+        """Put other policies in force from the next request on (W9)."""
         self._changes += 1
         self._put_in_force(Planner(policies))
 
     async def enforce_with_pauses(self, policies: PolicySet) -> None:
-        """The same while requests go on: they see the old policies until the new ones are ready, then only those."""
+        """Put other policies in force while requests go on: they see the old ones until the new ones are ready."""
         self._changes = change = self._changes + 1
         planner = await with_pauses(Planner.steps(policies, self._planner))
-        if change == self._changes:  # what came meanwhile is newer
+        if change == self._changes:  # otherwise a newer change came meanwhile
             self._put_in_force(planner)
 
     def _put_in_force(self, planner: Planner) -> None:
         self._planner = self.settler.planner = planner
+        if self.lender is not None:
+            self.lender.planner = planner
         self.repeater.begin_anew()
 
     @property
     def planner(self) -> Planner:
-        """Which limits there are, and where their buckets live."""
+        """The limits in force, and the places of their buckets."""
         return self._planner
 
+    def lend_from(self, store: LeaseStore, clock: StoreClock) -> Lender:
+        """Lend parts of limits from now on."""
+        self.lender = Lender(store, self._keyring, self._store_health, clock, deadline_s=self._deadline_s)
+        self.lender.planner = self._planner
+        return self.lender
+
     def sign_with(self, signer: Signer) -> None:
-        """Sign with another secret from now on; what was signed before is still known."""
+        """Sign with another secret from now on; earlier signatures stay valid."""
         self._keyring.sign_with(signer)
 
     @property
     def store_is_shunned(self) -> bool:
-        """Whether the store failed so often that it is only probed now and then."""
+        """True while the breaker is open: the store is only probed now and then."""
         return self._store_health.breaker.is_open
 
     def store_answered(self) -> None:
-        """Somebody else has heard from the store."""
+        """Record an answer of the store to another part of the node."""
         self._store_health.answered()
 
     async def acquire(self, request: AcquireRequest, *, idempotency_key: str | None = None) -> Decision:
-        """May this request go ahead? IdempotencyConflict or NotDecided if that cannot be said."""
+        """Grant or refuse a request. Raises IdempotencyConflict, or NotDecided if no decision is possible."""
         told: Told[Operation] = Told()
         self.begin([(request, told, idempotency_key, None)], WAITING_ROOM)
         return (await told.future).decision()
 
     async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
-        """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
+        """Correct a charge. `namespace` is the only one whose reservations the caller may settle."""
         return await self.settler.settle(request, namespace=namespace)
 
-    def begin(self, arrived: Iterable[Arrived], desk: Desk) -> None:
-        """Ask the store for all requests of one turn; each is handed to the desk once it is decided, or will not be."""
+    def begin(self, arrived: Iterable[Arrived], desk: Desk, room: int = BUCKETS_MAX) -> int:
+        """Ask the store for all requests of one turn; each is handed to the desk once it is decided, or will not be.
+
+        `room` is how many buckets they may ask together. What is left of it is returned; below zero, some were refused.
+        """
         now_s, now_us = time.monotonic(), self._now_us()
         loop_s = asyncio.get_running_loop().time()
         deadline_s = loop_s + self._deadline_s
         repeater, repeated = self.repeater, list[Operation]()
-        known = repeater.refusals.known
+        known, retries = repeater.refusals.known, self.retries
         going: dict[Slot, list[Operation]] = {}
         slot, operations = None, []
         cover, default = self._planner.cover, self.default_criticality
@@ -186,7 +211,10 @@ class Decider:
             its_slot, shape = cover(request.namespace, request.descriptor)
             criticality = request.criticality or default
             operation = Operation(self, request, desk, place, its_slot, shape, criticality, deadline_s)
+            room -= len(shape)
             try:
+                if room < 0:
+                    raise TooMuchAtOnce(_TOO_MUCH)
                 if shape.classes is not None or highest is not None:
                     operation.criticality = criticality = class_of(
                         request.criticality, request.descriptor, shape.classes or NO_CLASSES,
@@ -194,11 +222,12 @@ class Decider:
                     )  # fmt: skip
                 if idempotency_key is not None:
                     operation.idempotency_key, operation.id = idempotency_key, self._ids.next()
-                for limit in shape:
-                    limit.retries.count(request.attempt, now_s)
                 if not (is_calm and shape.is_plain) and self._needs_no_store(operation, now_s):
                     continue
                 operation.buckets = shape.buckets(request.descriptor)
+                if request.attempt > 1 or retries.known:
+                    self.decisions.attempt(request.attempt)
+                    retries.count(its_slot, operation.buckets, request.attempt, now_s)
                 operation.rows, operation.asks = shape.asks(request.descriptor, request.work, criticality, now_us)
                 if idempotency_key is not None:
                     operation.ask_once()
@@ -209,8 +238,8 @@ class Decider:
                     slot = its_slot
                     operations = going.setdefault(slot, [])
                 operations.append(operation)
-            except Exception as error:  # what is wrong with one must not cost the others their answers
-                if operation.is_over:  # it was answered; a second answer would be another's
+            except Exception as error:  # the fault of one must not cost the others their answers
+                if operation.is_over:  # it was answered already; a second answer would go to another request
                     log.exception("an answer could not be handed over")
                 else:
                     operation.finish(error)
@@ -220,9 +249,10 @@ class Decider:
             self._buckets.acquires.start_many(slot, operations, deadline_s=deadline_s)
         if repeated:
             self._repeat(repeated)
+        return room
 
     def _repeat(self, repeated: Sequence[Operation]) -> None:
-        """Refusals that the store need not be asked for again count like those that it decided."""
+        """Count and answer refusals that were repeated without asking the store."""
         for operation in repeated:
             outcome = operation.outcome
             if type(outcome) is PlainRefusal:
@@ -234,38 +264,40 @@ class Decider:
         _hand_over(repeated)
 
     def _needs_no_store(self, operation: Operation, now_s: float) -> bool:
-        """Whether the operation is answered without the store having a part in it."""
+        """Answer the operation without the store if that is possible; return whether it was."""
         request, shape = operation.request, operation.shape
         if shape.denied_by is not None:
             self._deny(operation, shape.denied_by)
             return True
         if shape.sheds:
-            operation.draw(random.random())  # noqa: S311
+            operation.draw(_draw(operation))
+        if shape.lives:
+            operation.live()
         if shape.weighs:
             operation.weigh()
         if shape.denied_in_shadow and not request.dry_run:
             self.decisions.denied_in_shadow += 1
-        if not shape:
+        if shape.too_many:
+            operation.finish(TooManyLimits(_too_many(shape.too_many)))
+        elif not shape:
             self._let_pass_or_refuse(operation, is_covered=shape.denied_in_shadow)
-        elif len(shape) > BUCKETS_PER_OPERATION_MAX:
-            operation.finish(TooManyLimits(_too_many(len(shape))))
         elif self.remainders.is_going and self._goes_on(shape, now_s):
-            operation.tell(StoreShunned("the quota goes on in this node until the store knows what was granted of it"))
+            operation.tell(StoreShunned("this node decides on the quota until its grants are debited in the store"))
         elif self._store_health.breaker.is_open and not self._store_health.allows(now_s):
-            operation.tell(StoreShunned("the store is given a rest"))
+            operation.tell(StoreShunned("the store has failed repeatedly and is not asked for a moment"))
         else:
             return False
         return True
 
     def _deny(self, operation: Operation, policy: str) -> None:
-        """W17: refused for good, and nothing is consumed anywhere."""
-        detail = f"{policy} denies whatever it covers"
+        """Refuse by a policy that denies; nothing is consumed (W17)."""
+        detail = f"{policy} denies all requests that it covers"
         refused = Refused(policy, "denied", retry="never", retry_after_ms=0, limits=(), detail=detail)
         self.decisions.count(refused, dry_run=operation.request.dry_run)
         operation.finish(refused)
 
     def _let_pass_or_refuse(self, operation: Operation, *, is_covered: bool) -> None:
-        """No policy has a limit for it, or none speaks of it at all: the store has no part in it."""
+        """Decide a request without any limit: grant it, or refuse it as uncovered."""
         try:
             decision = self._let_pass(operation) if is_covered else self._uncovered_decision(operation)
         except Uncovered as error:
@@ -275,16 +307,16 @@ class Decider:
             operation.finish(decision)
 
     def _goes_on(self, shape: Shape, now_s: float) -> bool:
-        """Whether a quota of the request must not be asked of the store: its balance there is not the truth yet.
+        """True if a quota of the request must not be asked of the store, because its balance there is not up to date.
 
-        After a single call without an answer it is: others go on with the store, and what is owed is posted at once.
+        A single call without an answer is not enough for that: the store is still asked, and grants are posted at once.
         """
         if not (self._store_health.breaker.is_open or self.remainders.is_held(now_s)):
             return False
         return any(limit.is_known for limit in shape)
 
     def tell(self, batch: Sequence[Asking], reply: bytes, now_us: int) -> None:
-        """Conclude a batch from the store's reply: unpack and sign, then hand all of them to their desks."""
+        """Conclude a batch from the store's reply: unpack and sign, then hand all operations to their desks."""
         self._store_health.answered()
         at, unpack, size = REPLY_SIZE, _VALUES.unpack_from, _VALUES.size
         told: list[Operation] = []
@@ -296,7 +328,7 @@ class Decider:
                     answer, at = unpack_acquire(reply, at, count, now_us)
                     operation.tell(answer)
                     continue
-                if reply[at] == _GRANTED_CODE and not operation.flags and operation.shape.grants_alike:
+                if reply[at] == _GRANTED_CODE and not operation.flags & ASKS_MORE and operation.shape.grants_alike:
                     if count == 1:  # by far the most
                         operation.values = (unpack(reply, at + 1),)
                         at += 1 + size
@@ -315,28 +347,29 @@ class Decider:
                     answer, at = unpack_acquire(reply, at, count, now_us)
                     if not operation.is_over:
                         self.conclude(operation, answer)
-                        if operation.is_over:  # else it asks again
+                        if operation.is_over:  # otherwise it asks again
                             told.append(operation)
-        finally:  # of a reply that cannot be read to its end, too
+        finally:  # also for a reply that cannot be read to its end
             self._grant_plainly(granted, now_us)
             _hand_over(told)
 
     def _refuse_plainly(self, operation: Operation, values: Values, now_us: int) -> None:
-        """By a rate, the only limit, and put into words by whoever renders it."""
+        """Refuse by the only limit, a rate; the renderer puts it into words."""
         operation.is_over = True
         operation.now_us = now_us
         code, balance, charge, rate, capacity = values
         limit = operation.shape[0]
         params = at_rate(limit, operation.request.descriptor).terms
         operation.outcome = refused = plain_refusal(
-            limit, params, operation.asks[0], charge, balance, rate, capacity, in_requests=code >= IN_REQUESTS
-        )
+            limit, params, operation.asks[0], charge, balance, rate, capacity, in_requests=code >= IN_REQUESTS,
+            retried=bool(self.retries.known) and self.retries.too_many(operation.slot, operation.buckets[0]),
+        )  # fmt: skip
         self.decisions.refused[REASON_OF[refused.how_it_counts]] += 1
         if self.repeater.refusals.keep_s:
             self.repeater.hear_plain(operation, refused, asyncio.get_running_loop().time())
 
     def _grant_plainly(self, granted: Sequence[Operation], now_us: int) -> None:
-        """Sign for nearly all grants: no value is made of what the buckets said."""
+        """Sign nearly all grants, without making a value of each bucket's answer."""
         next_id, seal, late, work = self._ids.next, self._keyring.seal, self._late, 0.0
         for operation in granted:
             operation.is_over = True
@@ -347,7 +380,7 @@ class Decider:
                 expected_ms = NO_LATENCY
             code, _, charge, _, _ = operation.values[0]
             how, _, wanted = operation.asks[0]
-            # By far the most: one bucket, of work, and all of it could be paid.
+            # Nearly all: one bucket of work that could pay the whole charge.
             if code == _DEBITED_CODE and (charge >= wanted or how) and len(operation.buckets) == 1:
                 bucket, namespace = operation.buckets[0].encode(), shape.namespace
                 size = len(bucket)
@@ -379,13 +412,13 @@ class Decider:
         self._expect_settles(shape, ttl_ms, count, now_us)
 
     def _expect_settles(self, limits: Sequence[Limit], ttl_ms: int, count: int, now_us: int) -> None:
-        """Count reservations, to know one day whether they were settled (W14)."""
+        """Count reservations, so that those never settled can be found (W14)."""
         life_us = ttl_ms * 1000 + self._late_us
         for limit in limits:
             self.expiries.granted(limit.key, now_us + life_us, life_us, count)
 
     def conclude(self, operation: Operation, answer: AcquireAnswer | Exception) -> None:
-        """What the store's answer, or its silence, means. It is over then, unless it has to be asked once more."""
+        """Decide by the store's answer or failure. The operation is over then, unless it has to be asked once more."""
         operation.is_over = True
         try:
             decision = self._concluded(operation, answer)
@@ -393,7 +426,7 @@ class Decider:
             self.decisions.undecided[undecided.reason] += 1
             operation.outcome = undecided
         except Exception as error:
-            operation.is_over = True  # even where it was to be asked again
+            operation.is_over = True  # even if it was to be asked again
             operation.outcome = error
         else:
             if decision is not None:
@@ -419,7 +452,7 @@ class Decider:
         return self._decide(operation, answer)
 
     def _ask_again(self, operation: Operation, now_us: int) -> None:
-        """For what was asked of the wrong buckets, or for another window of a calendar: once (P4, F-T4)."""
+        """Retry after a window mismatch, or after dropping limits in shadow with damaged records (P4, F-T4)."""
         operation.ask_again(now_us)
         operation.is_over = operation.is_sent = False
         self._buckets.acquires.start(operation.slot, operation)
@@ -441,13 +474,16 @@ class Decider:
         self._hear(operation, wants, answer)
         if answer.granted:
             return self._grant(operation, wants, answer.buckets, answer.now_us, is_new=True)
-        refused = _refuse(operation, wants, answer.buckets, answer.now_us)
+        refused = self._refuse(operation, wants, answer.buckets, answer.now_us)
         self.repeater.hear(operation, answer.buckets, answer.now_us, refused, asyncio.get_running_loop().time())
         return refused
 
     def _hear(self, operation: Operation, wants: Sequence[Want], answer: AcquireAnswer) -> None:
-        """Remember what is left of quotas, to go on from there without the store (F-S14)."""
+        """Remember what is left of quotas, and how much is refused, to go on without the store (F-S14, Q11)."""
+        lot, now_s = operation.lot, 0.0 if operation.lot is None else time.monotonic()
         for limit, wanted, told in zip(operation.limits, wants, answer.buckets, strict=True):
+            if lot is not None and told.pressure is not None and limit.sheds:
+                self._throttles.hear(operation.slot, wanted.bucket, lot, told.pressure, now_s)
             if limit.is_known:
                 own = told.charge if told.verdict is _DEBITED else 0.0
                 self.remainders.hear(operation.slot, wanted.bucket, wanted.params, told.balance, answer.now_us, own)
@@ -468,18 +504,20 @@ class Decider:
             debited = [limit for limit, told in zip(operation.limits, answers, strict=True) if told.verdict is _DEBITED]
             self._expect_settles(debited, request.ttl_ms, 1, now_us)
         return Granted(
-            "" if request.dry_run else self._sign(operation, taken, now_us),
+            "" if request.dry_run else self._sign(operation, taken, now_us, degraded=degraded),
             _charged(operation, wants, answers),
             request.ttl_ms,
             limit_states(operation.limits, wants, answers, operation.requests, now_us, operation.lot),
-            *(_NO_PRESSURE if operation.lot is None else _pressure(operation.limits, answers)),
-            degraded,
+            degraded=degraded,
+            **_NO_PRESSURE if operation.lot is None else _pressure(operation.limits, answers),
         )
 
-    def _sign(self, operation: Operation, taken: Sequence[Taken], now_us: int) -> str:
+    def _sign(self, operation: Operation, taken: Sequence[Taken], now_us: int, *, degraded: bool = False) -> str:
         request, (namespace, partition) = operation.request, operation.slot
         id_ = self._ids.next() if operation.idempotency_key is None else operation.id
         class_number = 0 if operation.lot is None else operation.lot.class_number
+        if degraded:
+            class_number += UNCOUNTED
         packed = pack(
             id_, namespace.encode("utf-8", "surrogatepass"), partition, now_us, now_us + request.ttl_ms * 1000,
             operation.expected_ms, class_number, self._late_us, taken,
@@ -487,7 +525,7 @@ class Decider:
         return self._keyring.seal(packed).decode()
 
     def _replay(self, operation: Operation, answer: AcquireAnswer) -> Decision:
-        """The first answer under an idempotency key, whatever has changed since."""
+        """Return the first answer under an idempotency key, whatever has changed since."""
         try:
             memo = msgspec.msgpack.decode(answer.memo, type=Memo)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -498,13 +536,13 @@ class Decider:
         if memo.draw is not None:
             operation.draw(memo.draw)
         if [bucket for bucket, *_ in memo.rows] != list(operation.buckets):
-            # The policies are other ones now: what was charged still stands, their states cannot be told.
+            # The policies have changed: the charge still stands, but the limits cannot be shown.
             return self._replay_without_limits(operation, memo, answer)
         wants = operation.wants(answer.now_us)
         if answer.granted:
             granted = self._grant(operation, wants, answer.buckets, answer.now_us)
             return msgspec.structs.replace(granted, replayed=True)
-        refused = _refuse(operation, wants, answer.buckets, answer.now_us)
+        refused = self._refuse(operation, wants, answer.buckets, answer.now_us)
         return msgspec.structs.replace(refused, replayed=True)
 
     def _replay_without_limits(self, operation: Operation, memo: Memo, answer: AcquireAnswer) -> Decision:
@@ -515,7 +553,15 @@ class Decider:
             )  # fmt: skip
         rows = zip(memo.rows, answer.buckets, strict=True)
         taken: list[Taken] = [
-            (bucket, told.charge, weight, told.in_requests or number in memo.counting, expected_ms, 0.0)
+            (
+                bucket,
+                told.charge,
+                weight,
+                told.in_requests or number in memo.counting,
+                expected_ms,
+                0.0,
+                memo.learn_ids[number] if number < len(memo.learn_ids) else 0,
+            )
             for number, ((bucket, weight, expected_ms), told) in enumerate(rows)
             if told.verdict is _DEBITED
         ]
@@ -528,7 +574,7 @@ class Decider:
         )
 
     def _uncovered_decision(self, operation: Operation) -> Granted:
-        """P7: no policy speaks of it."""
+        """Grant or refuse a request that no policy covers (P7)."""
         request = operation.request
         declared = self._planner.declares(request.namespace)
         self.decisions.uncovered[declared] += 1
@@ -548,7 +594,7 @@ class Decider:
         )
 
     def _without_store(self, operation: Operation) -> Decision:
-        """What the policies say for when the store cannot be asked."""
+        """Decide by `on_store_failure` of the policies."""
         now_us, slot = self._now_us(), operation.slot
         wants = operation.wants(now_us)
         for limit, wanted in zip(operation.limits, wants, strict=True):
@@ -560,24 +606,52 @@ class Decider:
                 raise NotDecided("store_unavailable", detail, policy=limit.name)
         dry_run = operation.request.dry_run
         answers = self._local.acquire(slot, operation.limits, wants, now_us=now_us, dry_run=dry_run)
+        if operation.lot is not None:
+            answers = self._throttled(operation, operation.lot, wants, answers)
         if any(
             answer.verdict >= Verdict.BLOCKED and not limit.shadow
             for answer, limit in zip(answers, operation.limits, strict=True)
         ):
-            return _refuse(operation, wants, answers, now_us, degraded=True)
+            return self._refuse(operation, wants, answers, now_us, degraded=True)
         return self._grant(operation, wants, answers, now_us, degraded=True, is_new=True)
 
+    def _refuse(
+        self,
+        operation: Operation,
+        wants: Sequence[Want],
+        answers: Sequence[BucketAnswer],
+        now_us: int,
+        *,
+        degraded: bool = False,
+    ) -> Refused:
+        retried = self.retries.among(operation.slot, (want.bucket for want in wants))
+        return refusal(
+            operation.limits, wants, answers, requests=operation.requests, now_us=now_us, degraded=degraded,
+            lot=operation.lot, retried=retried,
+        )  # fmt: skip
+
+    def _throttled(
+        self, operation: Operation, lot: Lot, wants: Sequence[Want], answers: Sequence[BucketAnswer]
+    ) -> list[BucketAnswer]:
+        """Hold the answers of this node's buckets against the throttles last heard from the store (Q11)."""
+        now_s, hold = time.monotonic(), self._throttles.answer
+        return [
+            hold(operation.slot, wanted.bucket, lot, answer, now_s) if limit.sheds else answer
+            for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True)
+        ]
+
     async def post(self) -> None:
-        """Have the store debit what quotas granted without it (F-S14)."""
+        """Debit in the store what quotas granted without it (F-S14)."""
         if self.remainders.is_going:
             await self.remainders.post(self._buckets, self._planner)
 
     def _now_us(self) -> int:
-        """The store's time as far as it is known."""
+        """The store's time, or this node's before the first reply."""
         return self._buckets.clock.guess_us()
 
 
-_NO_PRESSURE = (False, 1.0)
+_NO_PRESSURE: dict[str, Any] = {}
+_TOO_MUCH = "the operations before this one ask as many buckets as a batch may; send this one in another batch"
 _DAMAGED = "the record of a bucket cannot be read; nothing was charged"
 _DAMAGED_EITHER = (
     "the record of a bucket, or what was kept under this Idempotency-Key, cannot be read; nothing was charged"
@@ -585,10 +659,22 @@ _DAMAGED_EITHER = (
 _DAMAGED_MEMO = "what was kept under this Idempotency-Key cannot be read; nothing was charged, use another key"
 
 
-def _pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> tuple[bool, float]:
-    """Whether callers should slow down, and how good their answers should be."""
-    told = pressure(limits, answers)
-    return told.overloaded, told.quality
+def _pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> dict[str, Any]:
+    """Answer fields of overload control: state, quality and the refused share."""
+    state, quality, refused_share = (told := pressure(limits, answers)).state, told.quality, told.refused_share
+    is_overloaded = state is State.OVERLOADED
+    return {"overloaded": is_overloaded, "quality": quality, "state": state.word, "refused_share": refused_share}
+
+
+def _draw(operation: Operation) -> float:
+    """A request's chance with overload control: random, or the same for all of a session (S13)."""
+    descriptor = operation.request.descriptor
+    for limit in operation.limits:
+        values = [descriptor.get(dimension) for dimension in limit.draw_by]
+        if values and None not in values:
+            digest = blake2b(msgspec.msgpack.encode((limit.key, values)), digest_size=8).digest()
+            return (int.from_bytes(digest) >> 11) / 2**53
+    return random.random()  # noqa: S311
 
 
 def _refused_uncovered(namespace: str, *, declared: bool) -> str:
@@ -605,20 +691,8 @@ def _too_many(count: int) -> str:
     return f"descriptor: {count} policies cover this descriptor; at most {most} can be decided on at once"
 
 
-def _refuse(
-    operation: Operation,
-    wants: Sequence[Want],
-    answers: Sequence[BucketAnswer],
-    now_us: int,
-    *,
-    degraded: bool = False,
-) -> Refused:
-    limits, lot, requests = operation.limits, operation.lot, operation.requests
-    return refusal(limits, wants, answers, requests=requests, now_us=now_us, degraded=degraded, lot=lot)
-
-
 def _hand_over(told: Sequence[Operation]) -> None:
-    """Hand operations to their desks, those of one desk together as far as they follow one another."""
+    """Hand operations to their desks; consecutive operations of one desk together."""
     desk: Desk | None = None
     its: list[Operation] = []
     for operation in told:
@@ -632,7 +706,7 @@ def _hand_over(told: Sequence[Operation]) -> None:
 
 
 def _taken_plainly(operation: Operation) -> tuple[list[Taken], float]:
-    """What a plain grant took of its buckets, and what it was charged in all."""
+    """Return what a plain grant took of each bucket, and the charge."""
     taken: list[Taken] = []
     most = (0.0, 0.0)
     for bucket, (how, _, wanted), (code, _, charge, _, _) in zip(
@@ -644,14 +718,14 @@ def _taken_plainly(operation: Operation) -> tuple[list[Taken], float]:
                 lost = wanted - charge
             if (lost, charge) > most:
                 most = (lost, charge)
-        taken.append((bucket, charge, 1.0, in_requests, NO_LATENCY, lost))
+        taken.append((bucket, charge, 1.0, in_requests, NO_LATENCY, lost, 0))
     return taken, most[1]
 
 
 def _taken(
     operation: Operation, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool
 ) -> list[Taken]:
-    """What a reservation took: nothing from the store where the store was not asked, unless it will be told (F-S14)."""
+    """Return the charges of a reservation: 0 without the store, unless they are posted there later (F-S14)."""
     descriptor = operation.request.descriptor
     taken: list[Taken] = []
     for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True):
@@ -659,15 +733,16 @@ def _taken(
             continue
         weight = limit.weight(descriptor) if limit.weights else 1.0
         charge = 0.0 if degraded and not limit.is_known else answer.charge
-        # A request's token was the price, whatever its work: a settle corrects nothing (W16).
+        # Under a cap the price was a token, whatever the work, so a settle corrects nothing (W16).
         in_requests = answer.in_requests or limit.counts
         lost = 0.0 if in_requests or degraded else _lost(wanted, answer)
-        taken.append((wanted.bucket, charge, weight, in_requests, operation.expected_of(limit), lost))
+        expected_ms = operation.expected_of(limit)
+        taken.append((wanted.bucket, charge, weight, in_requests, expected_ms, lost, wanted.learn_id))
     return taken
 
 
 def _charged(operation: Operation, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
-    """In the caller's units: what the limit took that could collect least, where all could the most expensive one."""
+    """Return the charge in the caller's units: of the limit that could collect least; if all could, the largest."""
     descriptor, most = operation.request.descriptor, (0.0, 0.0)
     for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True):
         if answer.in_requests or limit.counts or limit.shadow:
@@ -678,7 +753,7 @@ def _charged(operation: Operation, wants: Sequence[Want], answers: Sequence[Buck
 
 
 def _lost(wanted: Want, answer: BucketAnswer) -> float:
-    """What of a charge the bucket could not pay; what was learned is never more than it can."""
+    """Return the part of a charge that the bucket could not pay; a learned charge is never more than it can."""
     if answer.charge >= wanted.charge or answer.verdict is not _DEBITED or wanted.how:
         return 0.0
     return wanted.charge - answer.charge

@@ -1,20 +1,24 @@
-"""One node's engine: the decider, and what keeps it supplied: the store, the shared secret, policies, the node count.
+"""One node's engine: the decider, and its supply of policies, the shared secret and the node count from the store.
 
-A node starts without its store and gets along by itself once the store is there (F-S2, F-S3): until then it knows the
-policies of its file, if one is given, and says in `troubles` what it waits for.
+A node starts without its store, and recovers by itself once the store is there (F-S2, F-S3). Until then it uses the
+policies of its file, if one is given, and lists in `troubles` what it waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from os import urandom
 
+from redis.exceptions import ResponseError
+
 from limiter.engine.decider import Decider
-from limiter.engine.errors import NotDecided, UnfitField
 from limiter.engine.policy_file import load_policy_file
+from limiter.engine.request_errors import NotDecided, UnfitField
 from limiter.engine.shape import Rule
 from limiter.model.bucket.contract import SignalRequest, SignalsTaken
 from limiter.model.bucket.reservation import Signer
@@ -22,19 +26,22 @@ from limiter.model.overload.overload_block import is_signal_name
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import CallTally
+from limiter.runtime.busyness import Busyness
 from limiter.runtime.pauses import with_pauses
 from limiter.settings import Settings
 from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreError, without_address
+from limiter.store.keys import EVERY_BUCKET, Slot
+from limiter.store.leases.lease_store import LeaseStore
 from limiter.store.link.connect import Link, ServerFacts, open_link, probe
 from limiter.store.policies import losses
 from limiter.store.policies.losses import Loss
-from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policies.policy_entries import policy_place
 from limiter.store.policies.policy_sets import Foreign, foreign_steps
-from limiter.store.registry import NodeRegistry
+from limiter.store.policies.policy_store import PolicyMissing, PolicyStore, StoredPolicies
+from limiter.store.registry import NodeRegistry, controllers_seen
 from limiter.store.secret import shared_secret
-from limiter.store.signals import Signals, TooManyReports
+from limiter.store.signal_reports import Signals, TooManyReports
+from limiter.store.store_errors import StoreError, without_address
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +52,12 @@ STORE_TIMEOUT_S = 2.0
 POST_PAUSE_S = 0.05
 FILE_AUTHOR = "policy file"
 FOREIGN_LOGGED_MAX = 100
+UNSTEERED_S = 10.0
+"""Without a controller for so long, throttles have ended (`limiter.model.overload.shedding`): operators are told."""
 
 
 class Engine:
-    """Decides, and keeps itself up to date in the background."""
+    """The decider, with background tasks that keep it up to date."""
 
     def __init__(self, settings: Settings, link: Link) -> None:
         self.link = link
@@ -56,16 +65,16 @@ class Engine:
         self._secret = settings.secret.get_secret_value().encode() if settings.secret else None
         self._path = settings.policies
         self._file = load_policy_file(settings.policies) if settings.policies else PolicySet()
-        """What the file held when it was last read: at the start, and whenever it is put back."""
+        """The file's policies as last read: at the start, and whenever they are put back."""
         self._file_owner, self._file_takes_over = settings.policies_owner, settings.policies_take_over
         self._file_prunes = settings.policies is not None and settings.policies_prune
         self._foreign: list[Foreign] = []
-        """What the file has otherwise than the store, because another owns it there."""
+        """Entries of the file that differ from the store, because another owner holds them there."""
         buckets = Buckets(link)
         self._buckets = buckets
         self._signals = Signals(link)
         self._registry = NodeRegistry(link, buckets.clock)
-        # Until the shared secret is known this node signs with its own, and knows what it signed.
+        # Until the shared secret is known this node signs with a secret of its own, which stays valid.
         self._decider = Decider(
             buckets,
             Signer(self._secret or urandom(32)),
@@ -76,29 +85,51 @@ class Engine:
             refuse_uncovered=settings.uncovered == "refuse",
             nodes=lambda: self._registry.count,
         )
+        self.lease_store = LeaseStore(link, buckets.clock)
+        self.lender = self._decider.lend_from(self.lease_store, buckets.clock)
         self._decider.enforce(self._file)
         self._facts: ServerFacts | None = None
         self._waiting_for: str | None = "the store has not been reached yet"
         self._was_away = False
-        """Whether the store was asked for in vain when this node started."""
+        """True if the store could not be reached when this node started."""
         self._ready = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stored = StoredPolicies(0, PolicySet())
+        self.busyness = Busyness()
         self.store_is_up = True
-        """Whether it answered when it was last asked how it is."""
+        """True if the store answered the last check."""
         self.loss: Loss | None = None
         """That the store lost its policies, until somebody acknowledges it."""
+        self._unsteered_since_s: float | None = None
+        """Since when policies need a controller and none is there; None while all is well, or nobody knows."""
         self._is_unusable = False
-        """Whether the store's policies could not be put in force; the log says why."""
+        """True if the store's policies could not be put in force; the log says why."""
 
     async def report(self, request: SignalRequest) -> SignalsTaken:
-        """Take in how busy a service is, for the controller to go by (G5)."""
+        """Store a service's report of its load, for the controller (G5)."""
         planner = self._decider.planner
+        if request.policy is None:
+            return await self._report_for_all(request)
         rule = planner.rule(request.namespace, request.policy)
         if rule is None:
             raise PolicyMissing(policy_place(request.namespace, request.policy))
         limit = _check_report(request, rule)
         slots, bucket = planner.places(request.namespace, limit, request.key)
+        return await self._write_report(request, slots, bucket)
+
+    async def _report_for_all(self, request: SignalRequest) -> SignalsTaken:
+        """Store a report for every policy of the namespace that goes by reported load."""
+        _check_names(request)
+        if request.key is not None:
+            allowed = "a key beside policy, or neither: without a policy the report is for the whole namespace"
+            raise UnfitField("key", found="a key without a policy", allowed=allowed)
+        planner = self._decider.planner
+        if not any(space == request.namespace and limit.listens for space, limit in planner.limits()):
+            allowed = "a namespace with a policy that has overload.utilisation; reports to others have no effect"
+            raise UnfitField("namespace", found=f"{request.namespace!a}", allowed=allowed)
+        return await self._write_report(request, planner.slots(request.namespace), EVERY_BUCKET)
+
+    async def _write_report(self, request: SignalRequest, slots: Sequence[Slot], bucket: str) -> SignalsTaken:
         try:
             await self._signals.report(slots, bucket, request.source, request.signals)
         except TooManyReports as error:
@@ -107,12 +138,12 @@ class Engine:
 
     @property
     def policies(self) -> PolicySet:
-        """What is in force here."""
+        """The policies in force on this node."""
         return self._decider.policies
 
     @property
     def decider(self) -> Decider:
-        """Who decides here, and counts what it decides."""
+        """The decider, with its counters."""
         return self._decider
 
     @property
@@ -122,28 +153,33 @@ class Engine:
 
     @property
     def nodes(self) -> int:
-        """How many API processes there are, as far as this one knows."""
+        """Number of API processes, as far as this one knows."""
         return self._registry.count
 
     @property
+    def waiting(self) -> int:
+        """Number of operations that wait for the store."""
+        return self._buckets.acquires.waiting + self._buckets.settles.waiting
+
+    @property
     def revision(self) -> int:
-        """Of the policies in force; 0 until the store was asked."""
+        """Revision of the policies in force; 0 until the store was asked."""
         return self._stored.revision
 
     def now_us(self) -> int:
-        """The store's time as far as it is known."""
+        """The store's time, or this node's before the first reply."""
         return self._buckets.clock.guess_us()
 
     def troubles(self) -> list[str]:
-        """Why this node should get no traffic yet; nothing if it may."""
+        """Return the reasons why this node should get no traffic yet; none if it is ready."""
         return [] if self._waiting_for is None else [self._waiting_for]
 
     def warnings(self) -> list[str]:
-        """What an operator should know or change (F-S3, F-S9).
+        """Return what an operator should know or change (F-S3, F-S9).
 
-        A store that is away is no reason to be given no traffic: policies say what holds then (B3), and if every
-        node sent its callers away, nothing would. Anybody may read warnings, so they hold no name of a policy or a
-        namespace and no text of an error: those are in the log.
+        A store that is away is no reason to refuse traffic: policies say what applies then (B3), and if every node sent
+        its callers away, nothing would. Anybody may read warnings, so they contain no name of a policy or a namespace
+        and no text of an error: those are in the log.
         """
         found = []
         if self._decider.store_is_shunned or not self.store_is_up:
@@ -162,17 +198,28 @@ class Engine:
             )
         if self._foreign:
             found.append(_told_foreign(len(self._foreign)))
+        if self.is_unsteered:
+            found.append(
+                f"policies need steering, and no controller has been heard of for {UNSTEERED_S:.0f} s: caps, learned "
+                "charges and limits stay as they are, and throttles have ended; start `headgate controller`"
+            )
         if self.loss is not None:
             found.append(_told_loss(self.loss))
         return found
 
     @property
+    def is_unsteered(self) -> bool:
+        """True if policies need a controller and none has been heard of lately (Q11)."""
+        since_s = self._unsteered_since_s
+        return since_s is not None and time.monotonic() - since_s >= UNSTEERED_S
+
+    @property
     def store_is_out_of_memory(self) -> bool:
-        """Whether the store refused what needs memory when it was last asked how it is."""
+        """True if the store refused writes that need memory at the last check."""
         return self._facts is not None and self._facts.is_out_of_memory
 
     async def start(self) -> None:
-        """Begin, and wait a moment for the store; without it start all the same."""
+        """Start, and wait a moment for the store; without it, start all the same."""
         self._tasks.append(asyncio.create_task(self._supply()))
         with suppress(TimeoutError):
             async with asyncio.timeout(START_WAIT_S):
@@ -181,20 +228,20 @@ class Engine:
             log.warning("%s", warning)
 
     async def stop(self) -> None:
-        """Finish what is in flight, then end."""
+        """Finish the calls in flight, then stop."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._decider.remainders.owing:
             await self._decider.post()
         if lost := self._decider.remainders.owing:
-            log.error("the store is still away: what %d quotas granted without it will not be debited", lost)
+            log.error("the store is still away: grants of %d quota buckets without it will not be debited", lost)
         self._decider.repeater.stop()
         await self._buckets.drain()
         await self.link.aclose()
 
     async def _supply(self) -> None:
-        """Get everything from the store, then keep it fresh: for as long as the node lives, whatever goes wrong."""
+        """Load everything from the store, then keep it up to date until the node stops, whatever goes wrong."""
         while True:
             try:
                 if not self._ready.is_set():
@@ -212,9 +259,9 @@ class Engine:
                     self._decider.remainders.lose()
                 self._waiting_for, self._was_away = reason, True
             except Exception:
-                log.exception("what the store says cannot be used; trying again")
+                log.exception("the store's data cannot be used; trying again")
                 if not self._ready.is_set():
-                    self._waiting_for = "what the store says cannot be used; the log of the node says why"
+                    self._waiting_for = "the store's data cannot be used; the log of the node says why"
             await asyncio.sleep(RETRY_S)
 
     async def _fetch(self) -> None:
@@ -225,7 +272,7 @@ class Engine:
             self._decider.sign_with(Signer(self._secret))
         moved = await self.store.move_old_names()
         if moved:
-            log.warning("%d policies of an older version are now kept by their namespace and name", moved)
+            log.warning("%d policies of an older version are now stored under their namespace and name", moved)
         await self._apply_file()
         await self._take(await self.store.load())
         await self._look_for_loss()
@@ -235,7 +282,7 @@ class Engine:
         self._ready.set()
 
     async def _take(self, stored: StoredPolicies) -> None:
-        """Let what the store holds be in force; put back what it lost (F-S10)."""
+        """Put the store's policies in force; put back those that it lost (F-S10)."""
         if _has_lost(self._stored, stored):
             self._notice(self._stored, stored)
             if self._path is not None:
@@ -243,13 +290,13 @@ class Engine:
         try:
             await self._decider.enforce_with_pauses(stored.policies)
             await self._compare_file(stored)
-        except Exception:  # whoever told of the change logs it
+        except Exception:  # the caller logs it
             self._is_unusable = True
             raise
         self._stored, self._is_unusable = stored, False
 
     async def _compare_file(self, stored: StoredPolicies) -> None:
-        """Find what the file has otherwise than the store; the log names each difference once."""
+        """Find the entries of the file that differ from the store; the log names each difference once."""
         found = await with_pauses(foreign_steps(self._file, stored.kept, self._file_owner))
         known = set(self._foreign)
         new = [one for one in found if one not in known]
@@ -262,7 +309,7 @@ class Engine:
         self._foreign = found
 
     async def _apply_file(self) -> None:
-        """Put the file's policies in force, as their owner; what another owns stays as it is, and is told (P12)."""
+        """Apply the file's policies as their owner; entries of other owners stay, and are reported (P12)."""
         if not (self._file.policies or self._file.namespaces or self._file_prunes):
             return
         applied = await self.store.apply(
@@ -276,7 +323,7 @@ class Engine:
             log.warning("%s was removed: the file that applied it no longer contains it", place)
 
     async def _put_back(self) -> None:
-        """Apply the file again as it is now, until it is done."""
+        """Apply the file again in its present form, until that succeeds."""
         await self._read_file_again()
         while True:
             try:
@@ -289,17 +336,17 @@ class Engine:
                 return
 
     async def _read_file_again(self) -> None:
-        """It may have been edited and applied since this node started: its copy would undo that (F-S10)."""
+        """Read the file again: it may have been edited and applied since, and an old copy would undo that (F-S10)."""
         assert self._path is not None
         try:
             self._file = await asyncio.to_thread(load_policy_file, self._path)
         except Exception as error:  # whatever it is, the policies must be put back
             log.warning(
-                "the policy file cannot be used as it is now; what it held when it was last read is put back: %s", error
+                "the policy file cannot be used in its present form; its last usable content is put back: %s", error
             )
 
     def _notice(self, before: StoredPolicies, after: StoredPolicies) -> None:
-        """The store has older policies than before, or another life: say so, and have it kept."""
+        """Log that the store has older policies than before, or another life, and record it in the store."""
         went_back = _life(after) == _life(before)
         gone = losses.gone(before.kept, after.kept)
         new = losses.noticed(
@@ -312,7 +359,7 @@ class Engine:
         )  # fmt: skip
 
     async def _look_for_loss(self) -> None:
-        """Learn what other nodes noticed, keep what this one did, and see whether it was acknowledged."""
+        """Read losses that other nodes noticed, write this node's own, and see whether they were acknowledged."""
         try:
             kept, seen = await losses.read(self.link)
             mine = self.loss
@@ -322,21 +369,21 @@ class Engine:
                     await losses.write(self.link, whole, replace=kept is not None)
                 kept = whole
         except StoreError as error:
-            log.debug("whether the store lost anything cannot be read for now: %s", error)
+            log.debug("the record of lost policies cannot be read for now: %s", error)
             return
         if kept is not None and mine is None:
             log.error("%s", _told_loss(kept))
-        if self.loss is mine:  # otherwise another was noticed meanwhile, and the next look merges it
+        if self.loss is mine:  # otherwise another loss was noticed meanwhile, and the next look merges it
             self.loss = kept
 
     async def acknowledge_loss(self, who: str) -> Loss | None:
-        """Somebody has seen that the store lost its policies; which loss it was."""
+        """Acknowledge the loss of policies, and return it."""
         found = await losses.acknowledge(self.link, who, self.now_us())
-        await self._look_for_loss()  # what was noticed since the record was written has not been seen
+        await self._look_for_loss()  # losses noticed since the record was written were not shown yet
         return found
 
     async def _post(self) -> None:
-        """Have the store debit what quotas granted without it, as soon as it answers (F-S14)."""
+        """Debit in the store what quotas granted without it, as soon as it answers (F-S14)."""
         decider = self._decider
         while True:
             await decider.remainders.wakes.wait()
@@ -345,7 +392,7 @@ class Engine:
             await asyncio.sleep(POST_PAUSE_S)
 
     async def _look_after(self) -> None:
-        """Ask the store how it is. With no traffic nobody else would find out that it is gone, or back."""
+        """Check the store regularly: without traffic nothing else would notice that it is gone, or back."""
         while True:
             await asyncio.sleep(WATCH_S)
             try:
@@ -362,10 +409,27 @@ class Engine:
                 self.store_is_up = True
                 self._decider.store_answered()
                 await self._look_for_loss()
+                await self._look_for_controller()
+
+    async def _look_for_controller(self) -> None:
+        """See whether anybody steers what has to be steered."""
+        policies = self._stored.policies
+        if not any(map(policies.is_steered, policies.policies)):
+            self._unsteered_since_s = None
+            return
+        try:
+            seen = await controllers_seen(self.link, self.now_us(), within_s=UNSTEERED_S)
+        except (StoreError, ResponseError) as error:
+            log.debug("whether there is a controller cannot be seen: %s", error)
+            return
+        if seen:
+            self._unsteered_since_s = None
+        elif self._unsteered_since_s is None:
+            self._unsteered_since_s = time.monotonic()
 
 
 def _told_foreign(count: int) -> str:
-    """That the store does not follow the file, and what to do about it."""
+    """Return the warning that the store differs from the file, with what to do about it."""
     differ = "1 entry of the policy file differs" if count == 1 else f"{count} entries of the policy file differ"
     return (
         f"{differ} from the store, where others own what is in force; `headgate policies diff` with the file and the "
@@ -374,17 +438,17 @@ def _told_foreign(count: int) -> str:
 
 
 def _life(stored: StoredPolicies) -> str:
-    """What the store calls the life that it has had since it was empty; nothing while it is."""
+    """Return the name of the store's life, which it has had since it was empty; '' while it is empty."""
     return (stored.stamp or b"").partition(b" ")[2].decode("ascii", "replace")
 
 
 def _has_lost(before: StoredPolicies, after: StoredPolicies) -> bool:
-    """Whether the store has gone back: an older revision, or one of another life."""
+    """True if the store has gone back: an older revision, or one of another life."""
     return before.revision > 0 and (after.revision < before.revision or _life(after) != _life(before))
 
 
 def _told_loss(loss: Loss) -> str:
-    """Without names: anybody may read warnings."""
+    """Return the warning of a loss, without names: anybody may read warnings."""
     when, count = _shown_time(loss.when_us), len(loss.times)
     when = f"at {when}" if count == 1 else f"{count} times, first at {when} and last at {_shown_time(loss.last_us)}"
     return (
@@ -398,12 +462,16 @@ def _shown_time(us: int) -> str:
     return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-def _check_report(request: SignalRequest, rule: Rule) -> Limit:
-    """Who listens to a report. That nobody would is refused: else it goes unnoticed until the day it matters."""
+def _check_names(request: SignalRequest) -> None:
     for name in request.signals:
         if not is_signal_name(name):
             allowed = "names of letters, digits, '_', '.' or '-', not beginning with a digit"
             raise UnfitField("signals", found=f"the name {name!a}", allowed=allowed)
+
+
+def _check_report(request: SignalRequest, rule: Rule) -> Limit:
+    """Return the limit that uses a report; refuse one that nothing uses, which would go unnoticed until it matters."""
+    _check_names(request)
     limit = next((limit for limit in rule.limits if limit.listens), None)
     if limit is None:
         raise UnfitField(
@@ -419,5 +487,5 @@ def _check_report(request: SignalRequest, rule: Rule) -> Limit:
 
 
 async def open_engine(settings: Settings, url: str) -> Engine:
-    """An engine on the store at a URL; PolicyError if the policy file cannot be used (F-P1)."""
+    """Return an engine on the store of a URL; raise PolicyError if the policy file cannot be used (F-P1)."""
     return Engine(settings, await open_link(url))

@@ -1,12 +1,11 @@
-"""Buckets in this node, for when the store is away: the model's own code, each holding this node's share (B3).
+"""Buckets in this node, for when the store is away: the code of the model, with this node's share of each limit (B3).
 
-share = 1 / nodes known        so that all nodes together admit the limit, and at most one capacity more
+    share = 1 / nodes known        so that all nodes together admit the limit, and at most one capacity more
 
-A quota goes on from what was left of it instead (limiter/engine/remainders.py), unless its policy asks for a share
-or for all.
+A quota continues from its last balance instead (limiter/engine/remainders.py), unless its policy says otherwise.
 
-Overload control does not apply here: what it goes by is in the store, and no controller steers these buckets. A node
-on its own neither turns requests away by class nor asks for cheaper answers.
+Overload control does not apply here: its state is in the store, and no controller steers these buckets. A node on its
+own neither refuses requests by class nor asks for cheaper answers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BUCKETS_MAX = 20_000
 
 
 class LocalBuckets:
-    """What policies with `on_store_failure: local` or `known` go by; those with `open` let everything pass."""
+    """The buckets of policies with `on_store_failure: local` or `known`; those with `open` grant everything."""
 
     def __init__(self, nodes: Callable[[], int], remainders: Remainders) -> None:
         self._nodes = nodes
@@ -36,7 +35,7 @@ class LocalBuckets:
     def acquire(
         self, slot: Slot, limits: Sequence[Limit], wants: Sequence[Want], *, now_us: int, dry_run: bool
     ) -> list[BucketAnswer]:
-        """Every limit's word on a request, all or nothing."""
+        """Return every limit's answer to a request, all or nothing."""
         asked = [self._asked(slot, limit, want, now_us) for limit, want in zip(limits, wants, strict=True)]
         found = iter(self._decide([one for one in asked if one is not None], now_us, dry_run=dry_run))
         answers = []
@@ -53,10 +52,10 @@ class LocalBuckets:
         return answers
 
     def _asked(self, slot: Slot, limit: Limit, want: Want, now_us: int) -> Want | None:
-        """What to ask of a bucket here; None where there is none: it is let pass."""
+        """Return what to ask of a bucket here; None if there is no bucket and the limit grants."""
         if limit.is_known:
             lent = self._remainders.lend(slot, want, now_us)
-            if lent is None:  # a shadow of which nothing is known refuses nothing
+            if lent is None:  # a limit in shadow that nothing is known of refuses nothing
                 return None
             nodes, record = lent
             share = self._share(slot, want, nodes)
@@ -90,7 +89,7 @@ class LocalBuckets:
 
 
 def _share_of(minimum: float, nodes: int) -> float:
-    """The minimum in proportion to the share: a small share could never reach the whole."""
+    """Scale the minimum with the share: a small share could never reach the whole minimum."""
     return minimum / nodes
 
 

@@ -1,4 +1,4 @@
-"""From a descriptor to the limits that cover it and the slot they live in."""
+"""The limits that cover a descriptor, and the slot of their buckets."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from limiter.model.steps import AT_ONCE, Steps, finish
 from limiter.store.keys import Slot, bucket_name, encode, limit_at
 
 SHAPES_KEPT_MAX = 8192
-"""Combinations of values of one namespace whose shape is remembered."""
+"""Combinations of values whose shape is kept, for one namespace."""
 
 VALUES_KEPT_MAX = 256
-"""Characters of a combination that is remembered."""
+"""Characters of a combination that is kept; longer ones are not."""
 
 
 class Planner:
-    """All policies in force, resolved once; a change of policies makes another one.
+    """All policies in force, resolved once; a change of policies makes another planner.
 
-    What has not changed is taken over from the planner before: the limits of the same policies, and with them what
-    they have counted; and the namespaces all of whose limits are the same, with what they remember of descriptors.
+    Unchanged parts are taken over from the previous planner: the limits of unchanged policies, with their counters, and
+    the namespaces whose limits are all unchanged, with the shapes that they keep.
     """
 
     def __init__(self, policies: PolicySet) -> None:
@@ -35,7 +35,7 @@ class Planner:
 
     @classmethod
     def steps(cls, policies: PolicySet, before: Planner) -> Steps[Planner]:
-        """The same in steps: with thousands of policies it takes longer than a request should wait."""
+        """Build a planner in steps: with thousands of policies it takes longer than a request should wait."""
         planner = cls.__new__(cls)
         yield from planner._build(policies, before)  # noqa: SLF001  one of us
         return planner
@@ -70,7 +70,7 @@ class Planner:
             self._spaces[name] = space
 
     def cover(self, namespace: str, descriptor: Mapping[str, str]) -> tuple[Slot, Shape]:
-        """The limits that apply, by name, and the slot of their buckets (R9)."""
+        """Return the slot and the limits that apply to a descriptor, by name (R9)."""
         space = self._spaces.get(namespace)
         if space is None:
             return Slot(namespace), NOTHING
@@ -83,11 +83,11 @@ class Planner:
         return slots[0] if len(slots) == 1 else space.slot(descriptor), shape
 
     def declares(self, namespace: str) -> bool:
-        """Whether somebody declared the namespace, or put a policy there."""
+        """True if the namespace was declared, or has a policy."""
         return namespace in self._spaces or namespace in self.policies.namespaces
 
     def dimensions(self, namespace: str) -> set[str]:
-        """The dimensions that the policies of a namespace speak of."""
+        """Return the dimensions that the policies of a namespace use."""
         space = self._spaces.get(namespace)
         rules = () if space is None else space.rules.values()
         return {
@@ -95,7 +95,7 @@ class Planner:
         }
 
     def places(self, namespace: str, limit: Limit, key: Mapping[str, str] | None) -> tuple[Sequence[Slot], str]:
-        """The slots of a limit's bucket and its name there; without a key those of all its buckets, by its own name.
+        """Return the slots of a limit's bucket, and its name; without a key of all its buckets, and the limit's name.
 
         A limit that is divided has a bucket of the same name in every partition.
         """
@@ -105,23 +105,27 @@ class Planner:
         slots = space.slots if limit.terms.is_divided else [space.slot(key)]
         return slots, bucket_name(limit.bucket, [key.get(dimension) for dimension in limit.per])
 
+    def slots(self, namespace: str) -> Sequence[Slot]:
+        """Return all slots of a namespace that has policies."""
+        return self._spaces[namespace].slots
+
     def limits(self) -> Iterator[tuple[str, Limit]]:
-        """Every limit, with its namespace."""
+        """Yield every limit, with its namespace."""
         return ((namespace, limit) for namespace, limits in self._limits.items() for limit in limits.values())
 
     def rule(self, namespace: str, policy: str) -> Rule | None:
-        """A policy, by its name."""
+        """Return a policy's rule by its name."""
         space = self._spaces.get(namespace)
         return None if space is None else space.rules.get(policy)
 
     def find(self, namespace: str, bucket: str) -> Limit | None:
-        """The limit that a bucket belongs to, if its policy still exists."""
+        """Return the limit of a bucket, if its policy still exists."""
         limit = self._limits.get(namespace, {}).get(limit_of(bucket))
-        return limit if limit is None or limit.rated_by is None else limit_at(limit, bucket)
+        return None if limit is None else limit_at(limit, bucket)
 
 
 class _Resolved(NamedTuple):
-    """A policy and what it comes to. The policy is kept, so that no other can have its identity meanwhile."""
+    """A policy and its rule. Keeping the policy keeps its identity from being reused."""
 
     policy: Policy
     partitions: int
@@ -144,13 +148,13 @@ class _Space:
         self.names = matcher.dimensions
         """The dimensions that policies match on."""
         self.shapes: dict[tuple[str | None, ...], Shape] = {}
-        """By the values of those dimensions."""
+        """Shapes by the values of those dimensions."""
         self.rules = rules
         self._spread = spread
         self.slots = [Slot(name, partition) for partition in range(spread.partitions)]
 
     def find(self, values: tuple[str | None, ...], descriptor: Mapping[str, str]) -> Shape:
-        """The shape of a descriptor with these values, kept within bounds: clients make up values."""
+        """Return the shape of these values. The number kept is bounded: clients invent values."""
         shape = self._matcher.match(descriptor)
         if sum([len(value) for value in values if value is not None]) <= VALUES_KEPT_MAX:
             if len(self.shapes) >= SHAPES_KEPT_MAX:
@@ -159,11 +163,11 @@ class _Space:
         return shape
 
     def fits(self, spread: Namespace, rules: Mapping[str, Rule]) -> bool:
-        """Whether it is spread like this and has these very limits."""
+        """True if it has this partitioning and exactly these limits."""
         return spread == self._spread and rules == self.rules
 
     def slot(self, descriptor: Mapping[str, str]) -> Slot:
-        """The partition that a descriptor belongs to."""
+        """Return the partition that a descriptor belongs to."""
         slots = self.slots
         return slots[0] if len(slots) == 1 else slots[_partition(self._spread, descriptor)]
 

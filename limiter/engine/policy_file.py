@@ -1,8 +1,8 @@
 """Policy files: YAML, read strictly.
 
-Plain words mean what they look like: only `true` and `false` are truth values, `1e6` is a number, `12:30` and
-`2026-01-01` are text (YAML 1.2; PyYAML by itself goes by 1.1, where `NO`, a country, is false). A key that stands
-twice is refused: one of the two would be lost in silence.
+Plain words mean what they look like: only `true` and `false` are booleans, `1e6` is a number, `12:30` and `2026-01-01`
+are text (YAML 1.2; PyYAML by default follows 1.1, where `NO`, a country, is false). A repeated key is refused:
+otherwise one of its two values would be lost in silence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 def load_policy_file(path: Path | str) -> PolicySet:
-    """The policies of a file; PolicyError, each line beginning with the file's name, if they cannot be used (F-P1)."""
+    """Load the policies of a file; raise PolicyError, each line beginning with the file's name, if invalid (F-P1)."""
     try:
         return read_policy_set(_parse(_read(Path(path))))
     except PolicyError as error:
@@ -45,7 +45,7 @@ def _read(path: Path) -> str:
 
 def _parse(text: str) -> object:
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader, only stricter
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader, but stricter
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -62,12 +62,12 @@ def _one_line(text: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain words, and no key twice."""
+    """The plain words of YAML 1.2, and no repeated keys."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  as in the base
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping, if each of its keys stands once."""
+        """Build a mapping; refuse a repeated key."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """A number, unless it has thousands of digits."""
+        """Build a number; refuse one of thousands of digits."""
         text = str(self.construct_scalar(node)).lower()
         try:
             if text[:2] in ("0o", "0x"):

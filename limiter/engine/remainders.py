@@ -1,16 +1,16 @@
-"""What is left of quotas as far as this node knows, and what it grants of that while the store is away (F-S14).
+"""Balances of quotas as far as this node knows them, and what it grants of them while the store is away (F-S14).
 
-heard     the last balance that the store told of each quota bucket, with its window
-going     a bucket that goes on in this node: its share of what was left, and what was granted of it
-owed      what was granted and is not debited in the store yet: one settle operation posts it, repeated until answered
+    heard     the last balance that the store returned for each quota bucket, with its window
+    going     a bucket that continues in this node: its share of the balance, and what was granted of it
+    owed      what was granted and is not debited in the store yet: one settle posts it, repeated until answered
 
     share     = (balance heard − what others take meanwhile) / nodes      the rest of the window
               = capacity / nodes                                          a window that begins while the store is away
     others    = what the balance lost beyond this node's own charges, per second, for as long as it was not heard of
 
-What is not known is closed: never heard of, heard too long before the store was lost, a window that began unheard.
-Within a window a share only falls. After an outage (the breaker was open) buckets go on here a while longer where there
-are other nodes (`HOLD_S`), until all have posted what they owe: what the store shows until then was partly granted.
+An unknown balance is closed: one never heard, or heard too long before the store was lost, or of a window that began
+unheard. Within a window a share only falls. After an outage (the breaker was open), and with other nodes, buckets
+continue here for HOLD_S, until all nodes have posted what they owe: the store's balance before that is too high.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from limiter.model.bucket.reservation import ID_SIZE
 from limiter.model.policy.limit import scaled
 from limiter.store.buckets import AMOUNT_MAX, Buckets
 from limiter.store.clock import StoreClock
-from limiter.store.errors import StoreError
 from limiter.store.keys import Slot
+from limiter.store.store_errors import StoreError
 
 log = logging.getLogger(__name__)
 
 BUCKETS_MAX = 20_000
-"""Buckets that are remembered; those heard of longest ago go first."""
+"""Buckets that are remembered; those heard of longest ago are dropped first."""
 
 HEARD_MAX_S = 60.0
-"""A balance heard longer than this before the store was lost says nothing where there are other nodes."""
+"""With other nodes, a balance heard longer than this before the store was lost counts as unknown."""
 
 HOLD_S = 3.0
-"""After an outage: long enough for every node to find out (it asks every second) and to post what it owes."""
+"""After an outage: long enough for every node to notice (it asks every second) and to post what it owes."""
 
 POST_TIMEOUT_S = 2.0
 POSTS_AT_ONCE = 64
@@ -62,7 +62,7 @@ Key = tuple[Slot, str]
 
 
 class _Heard:
-    """What the store said last of one bucket."""
+    """The last balance that the store returned for one bucket."""
 
     __slots__ = ("balance", "heard_s", "now_us", "others", "rate", "since_s", "start_us")
 
@@ -72,12 +72,12 @@ class _Heard:
         self.now_us = now_us
         self.heard_s = self.since_s = heard_s
         self.others = 0.0
-        """What other nodes took since `since_s`."""
+        """Work that other nodes took since `since_s`."""
         self.rate = 0.0
-        """What they take per second: a maximum that fades."""
+        """Work that they take per second: a maximum that fades."""
 
     def hear(self, balance: float, own: float, now_us: int, now_s: float) -> None:
-        """A newer balance; `own` is what this node itself took by it."""
+        """Take a newer balance; `own` is what this node itself took in that answer."""
         others = self.balance - balance - own
         if others > 0:
             self.others += others
@@ -87,7 +87,7 @@ class _Heard:
         self.balance, self.now_us, self.heard_s = balance, now_us, now_s
 
     def left(self, nodes: int, last_s: float) -> float:
-        """This node's share of what was left when the store was last heard of at all."""
+        """Return this node's share of the balance at the time of the store's last answer of any kind."""
         if nodes == 1:
             return self.balance
         unheard_s = 1.0 + max(0.0, last_s - self.heard_s)
@@ -96,7 +96,7 @@ class _Heard:
 
 @dataclass(slots=True, kw_only=True)
 class _Going:
-    """A bucket that goes on in this node."""
+    """A bucket that continues in this node."""
 
     record: Record
     nodes: int
@@ -106,19 +106,19 @@ class _Going:
     in_requests: bool
     owed: float = 0.0
     requests: float = 0.0
-    """So many requests took it."""
+    """Number of requests that took what is owed."""
     rolled: bool = False
-    """Whether its window began without the store, which still has the one before."""
+    """True if its window began without the store, which still has the previous one."""
     sent: Settle | None = None
-    """What is being posted: the same operation until it is answered."""
+    """The settle being posted: the same operation until it is answered."""
 
     @property
     def owes(self) -> bool:
-        """Whether anything is not debited in the store yet."""
+        """True if some grant is not debited in the store yet."""
         return self.owed > 0 or self.sent is not None
 
     def roll(self, params: Params, now_us: int) -> None:
-        """Enter another window: what was granted in the one before is over with it."""
+        """Enter another window: grants of the previous one end with it."""
         self.start_us, self.end_us, self.began_us = params.window_start_us, params.window_end_us, now_us
         self.owed = self.requests = 0.0
         self.sent, self.rolled = None, True
@@ -135,29 +135,29 @@ class Remainders:
         self._hold_until_s = 0.0
         self._nodes_seen = 0
         self.is_going = False
-        """Whether any bucket goes on here, or must: a plain attribute, for every acquire looks at it."""
+        """True if any bucket continues here, or must. A plain attribute, since every acquire reads it."""
         self.wakes = asyncio.Event()
         """Set when there is something to post."""
 
     def hear(self, slot: Slot, bucket: str, params: Params, balance: float, now_us: int, own: float) -> None:
-        """The store told the balance of a bucket; `own` is what this node took by that answer."""
+        """Take the balance of a bucket from the store's answer; `own` is what this node took in it."""
         key, now_s = (slot, bucket), time.monotonic()
         heard = self._heard.pop(key, None)
         if heard is None or heard.start_us != params.window_start_us:
             heard = _Heard(balance, params.window_start_us, now_us, now_s)
             if len(self._heard) >= BUCKETS_MAX:
                 del self._heard[next(iter(self._heard))]
-        elif not 0 < heard.now_us - now_us < STEP_BACK_MAX_US:  # else: an answer that another one overtook
+        elif not 0 < heard.now_us - now_us < STEP_BACK_MAX_US:  # otherwise an older answer that another one overtook
             heard.hear(balance, own, now_us, now_s)
         self._heard[key] = heard
 
     @property
     def owing(self) -> int:
-        """How many buckets have grants that the store has not been told of."""
+        """Number of buckets with grants that are not debited in the store yet."""
         return sum(going.owes for going in self._going.values())
 
     def hold(self, *, has_just_started: bool = False) -> None:
-        """The store is back after an outage: quotas go on here until every node had time to post what it owes.
+        """Continue quotas here after an outage, until every node had time to post what it owes.
 
         A node that has just started does not know of the others yet.
         """
@@ -167,24 +167,24 @@ class Remainders:
         self.wakes.set()
 
     def lose(self) -> None:
-        """The store is away: no quota asks it before `hold` was called and is over, be it back by then."""
+        """Note that the store is away: no quota asks it until `hold` has come and ended, even if it is back."""
         self._hold_until_s, self.is_going = inf, True
         self._count()
 
     def _count(self) -> int:
-        """How many nodes there are: at least as many as there were when the store went away.
+        """Return the number of nodes: at least as many as there were when the store went away.
 
-        When it is back, each knows only of itself until the others have reported again.
+        When it is back, each node knows only of itself until the others have registered again.
         """
         self._nodes_seen = count = max(1, self._nodes(), self._nodes_seen)
         return count
 
     def is_held(self, now_s: float) -> bool:
-        """Whether quotas must go on here, whatever bucket it is."""
+        """True if quotas must continue here, whichever bucket it is."""
         return now_s < self._hold_until_s
 
     def begin(self, slot: Slot, want: Want, now_us: int) -> bool:
-        """Let a bucket go on here; whether enough is known of it for that."""
+        """Continue a bucket here, if enough is known of it; return whether it is."""
         key, params = (slot, want.bucket), want.params
         if key in self._going:
             return True
@@ -198,7 +198,7 @@ class Remainders:
         record = fresh(scaled(params, 1.0 / nodes), now_us)
         rolled = params.window_start_us > heard.start_us
         if not rolled:
-            if params.window_start_us < heard.start_us:  # the clock went back: nothing is known of that window
+            if params.window_start_us < heard.start_us:  # the clock went back; that window is unknown
                 return False
             record.balance = min(record.balance, heard.left(nodes, last_s))
         elif nodes > 1 and params.window_start_us <= now_us - (now_s - last_s) * 1e6:
@@ -211,7 +211,7 @@ class Remainders:
         return True
 
     def lend(self, slot: Slot, want: Want, now_us: int) -> tuple[int, Record] | None:
-        """How many nodes share a bucket that goes on here, and its record, to be decided by; None if it does not."""
+        """Return the number of nodes that share a bucket, and its record; None if it does not continue here."""
         going = self._going.get((slot, want.bucket))
         if going is None:
             return None
@@ -220,7 +220,7 @@ class Remainders:
         return going.nodes, going.record
 
     def keep(self, slot: Slot, bucket: str, record: Record, answer: BucketAnswer, requests: float) -> None:
-        """Take a record back, as a decision left it, and remember what was granted."""
+        """Take a record back after a decision, and remember what was granted."""
         going = self._going[slot, bucket]
         going.record = record
         if answer.verdict is Verdict.DEBITED and answer.charge > 0:
@@ -229,14 +229,14 @@ class Remainders:
             self.wakes.set()
 
     async def post(self, buckets: Buckets, planner: Planner) -> None:
-        """Have the store debit what was granted without it, and let buckets that owe nothing go by the store again."""
+        """Debit in the store what was granted without it. Buckets that owe nothing go back to the store."""
         now_us = self._clock.guess_us()
         keys = list(self._going)
         for first in range(0, len(keys), POSTS_AT_ONCE):
             some = keys[first : first + POSTS_AT_ONCE]
             posts = [self._post(key, self._going[key], buckets, planner, now_us) for key in some]
             if not all(await asyncio.gather(*posts)):
-                return  # the store is away again, or busy: the next time
+                return  # the store is away again, or busy; try again the next time
         now_s = time.monotonic()
         if not self.is_held(now_s):
             for key in [key for key, going in self._going.items() if not going.owes]:
@@ -247,9 +247,9 @@ class Remainders:
                 self.wakes.clear()
 
     async def _post(self, key: Key, going: _Going, buckets: Buckets, planner: Planner, now_us: int) -> bool:
-        """Post what one bucket owes; whether the store answered."""
+        """Post what one bucket owes; return whether the store answered."""
         if now_us >= going.end_us:
-            going.owed, going.sent = 0.0, None  # its window is over, and what was left of it
+            going.owed, going.sent = 0.0, None  # its window is over, and its balance with it
         if not going.owes:
             return True
         try:
@@ -281,7 +281,7 @@ class Remainders:
 
 
 async def _roll(key: Key, buckets: Buckets, planner: Planner, now_us: int) -> bool:
-    """Have the store enter the window: an acquire does that, even one that asks for more than there can be."""
+    """Make the store enter the window: an acquire does that, even one that asks for more than there can be."""
     slot, bucket = key
     limit = planner.find(slot.namespace, bucket)
     if limit is None or not limit.is_known:
@@ -292,11 +292,11 @@ async def _roll(key: Key, buckets: Buckets, planner: Planner, now_us: int) -> bo
 
 
 def _operation(key: Key, going: _Going, planner: Planner, now_us: int) -> Settle:
-    """One settle of a reservation of nobody's: it was charged nothing, and took all that is owed."""
+    """Return a settle of an invented reservation: charged nothing, its work is all that is owed."""
     slot, bucket = key
     limit = planner.find(slot.namespace, bucket)
     params = limit.params(now_us) if limit is not None and limit.is_known else None
-    # A progress call knows no threshold; it takes work only.
+    # A progress call has no settle threshold; it debits work only.
     final = going.in_requests or going.record.settle_threshold <= 0
     return Settle(
         reservation=urlsafe_b64encode(urandom(ID_SIZE)).decode(),
@@ -306,4 +306,5 @@ def _operation(key: Key, going: _Going, planner: Planner, now_us: int) -> Settle
         deadline_us=going.end_us,
         final=final,
         requests=going.owed if going.in_requests else going.requests,
+        is_uncounted=True,
     )

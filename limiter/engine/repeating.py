@@ -1,9 +1,9 @@
-"""Refusals repeated without the store, for a moment, and told to it (`limiter.model.bucket.refusals`).
+"""Refusals that are repeated for a moment without the store, and counted there later (`limiter.model.bucket.refusals`).
 
-    refused by the store ──► remembered ──► repeated to whoever asks as much ──► counted in the store with the next call
+    refused by the store ──► remembered ──► repeated to callers that ask as much ──► counted in the store's next call
 
-What was repeated goes along with the next call on its slot, or by itself once the memory of it has ended, so that
-statistics, controller and usage see every refusal. It is told at most once: what is lost on the way stays uncounted.
+Repeated refusals are reported with the next call on their slot, or separately once the memory of them has ended, so
+that statistics, controller and usage see every refusal. Each is reported at most once: a lost one stays uncounted.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from limiter.engine.operation import Operation
+from limiter.engine.operation import ASKS_MORE, Operation
 from limiter.engine.shape import Shape, at_rate
 from limiter.model.bucket.contract import Refused
 from limiter.model.bucket.decision import PlainRefusal, plain_refusal, refusal
 from limiter.model.bucket.operations import LEARNED, REFUSING, TOO_LARGE, BucketAnswer, Verdict
 from limiter.model.bucket.refusals import Refusals, Remembered
 from limiter.store.batcher import Batcher
-from limiter.store.errors import StoreBusy
 from limiter.store.flush import TOLD, Asking
 from limiter.store.keys import Slot
+from limiter.store.store_errors import StoreBusy
 
 _BLOCKED = Verdict.BLOCKED
 _ONE = (True,)
 
 
 class Heard:
-    """What the buckets said when they refused, and what was made of it."""
+    """The buckets' answers to the request that was refused, and the refusal made of them."""
 
     __slots__ = ("answers", "now_us", "refused", "rows", "shape")
 
@@ -48,7 +48,7 @@ class Heard:
 
 
 class _Telling(Asking):
-    """Tells the store of refusals. Nobody waits for an answer."""
+    """An operation that reports refusals to the store. Nobody waits for an answer."""
 
     __slots__ = ("_refused", "_repeater")
 
@@ -63,7 +63,7 @@ class _Telling(Asking):
         refused.count = 0
 
     def tell(self, answer: Any) -> None:
-        """What was not even sent is told another time."""
+        """Receive the outcome: a report that was not even sent is kept for another time."""
         if not self.is_over:
             self.is_over = True
             if isinstance(answer, StoreBusy) and not self.is_sent:
@@ -80,9 +80,9 @@ class Repeater:
         self._timer: asyncio.TimerHandle | None = None
 
     def find(self, operation: Operation, now_s: float) -> bool:
-        """Whether a refusal holds for an operation that has found its buckets; it is decided then."""
+        """Refuse an operation whose buckets are known, if a remembered refusal applies; return whether one did."""
         found = self.refusals.find(operation.slot, operation.buckets, operation.asks, now_s)
-        if found is None or operation.flags or found.answer.shape is not operation.shape:
+        if found is None or operation.flags & ASKS_MORE or found.answer.shape is not operation.shape:
             return False
         heard: Heard = found.answer
         if found.asks == operation.asks:
@@ -96,7 +96,7 @@ class Repeater:
         return True
 
     def hear_plain(self, operation: Operation, refused: PlainRefusal, now_s: float) -> None:
-        """The only limit refused, and will for a while."""
+        """Remember a refusal by the only limit."""
         sent_s = operation.deadline_s - self._deadline_s
         until_s = min(now_s + self.refusals.keep_s, sent_s + refused.wait_us / 1e6)
         found: Remembered[Slot] = Remembered(operation.slot, operation.buckets, operation.asks, _ONE, until_s)
@@ -107,7 +107,7 @@ class Repeater:
         self, operation: Operation, answers: Sequence[BucketAnswer], now_us: int, refused: Refused, now_s: float
     ) -> None:
         """The store refused: remember it where the buckets alone decided, and will for a while."""
-        if operation.flags or operation.limits is not operation.shape or not self.refusals.keep_s:
+        if operation.flags & ASKS_MORE or operation.limits is not operation.shape or not self.refusals.keep_s:
             return
         refusing = [answer.verdict is _BLOCKED for answer in answers]
         if any(answer.verdict > _BLOCKED for answer in answers) or any(how & TOO_LARGE for how, _, _ in operation.asks):
@@ -125,9 +125,9 @@ class Repeater:
         self.refusals.remember(found, now_s)
 
     def tell_along(self, slot: Slot, operations: list[Any], now_s: float) -> None:
-        """Let what is untold of a slot go along with its next call: if that asks the same bucket, or it has ended.
+        """Add unreported refusals of a slot to its next call, if it asks the same bucket or their memory has ended.
 
-        The rest waits for the timer: told with every call, it would cost the store as much as if it had been asked.
+        The rest waits for the timer: reported with every call, it would cost the store as much as asking it.
         """
         asked = {bucket for operation in operations for bucket in operation.buckets}
         for key, refused in list(self.refusals.untold.items()):
@@ -137,14 +137,15 @@ class Repeater:
                 operations.append(_Telling(self, refused, now_s + self._deadline_s))
 
     def tell_all(self) -> None:
-        """Tell everything that is untold, now."""
+        """Report all unreported refusals now."""
         deadline_s = asyncio.get_running_loop().time() + self._deadline_s
         for refused in self.refusals.take_untold():
             self._acquires.start(refused.place, _Telling(self, refused, deadline_s))
 
     def begin_anew(self) -> None:
-        """The policies are other ones. What was refused by the old ones is told by their terms, so it is told now:
-        after the next acquire it would put the bucket back on them.
+        """Forget all refusals, because the policies have changed, and report those that are unreported.
+
+        A report carries the old terms: after the next acquire it would put the bucket back on them.
         """
         self.refusals.forget_all()
         if self.refusals.untold:
@@ -155,14 +156,14 @@ class Repeater:
         self.tell_all()
 
     def put_back(self, refused: Remembered[Slot], count: int) -> None:
-        """It could not be told."""
+        """Count refusals again that could not be reported."""
         refused.count += count
         self.refusals.untold[id(refused)] = refused
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(1.0, self._tell_all)
 
     def stop(self) -> None:
-        """Tell what is left."""
+        """Report what is left."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -170,7 +171,7 @@ class Repeater:
 
 
 def _refusal(operation: Operation, heard: Heard) -> Refused | PlainRefusal:
-    """Why not, for a request that asks for more than the one that was refused."""
+    """Return the refusal of a request that asks for more than the one that was refused."""
     if isinstance(heard.refused, PlainRefusal):
         was = heard.refused
         params = at_rate(was.limit, operation.request.descriptor).terms
@@ -178,12 +179,14 @@ def _refusal(operation: Operation, heard: Heard) -> Refused | PlainRefusal:
         if how & LEARNED:
             return was
         return plain_refusal(
-            was.limit, params, ask, charge, was.balance, was.rate, was.capacity, in_requests=was.in_requests
-        )
+            was.limit, params, ask, charge, was.balance, was.rate, was.capacity, in_requests=was.in_requests,
+            retried=was.never,
+        )  # fmt: skip
     assert heard.answers is not None
     wants = operation.wants(heard.now_us)
     answers = [
         answer if answer.in_requests or wanted.how & LEARNED else answer.but(charge=wanted.charge)
         for answer, wanted in zip(heard.answers, wants, strict=True)
     ]
-    return refusal(operation.limits, wants, answers, requests=1.0, now_us=heard.now_us)
+    retried = operation.buckets if heard.refused.retry == "never" else ()
+    return refusal(operation.limits, wants, answers, requests=1.0, now_us=heard.now_us, retried=retried)

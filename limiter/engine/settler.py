@@ -1,6 +1,6 @@
-"""Settle: a reservation's token → its charges under the policies of now → buckets → what was corrected.
+"""Settle: a reservation's token → its charges under the current policies → buckets → the correction.
 
-A reservation says for itself what was charged where, so a deleted policy still honours what is out (F-P3).
+A reservation itself says what was charged where, so it can be settled even after its policy was deleted (F-P3).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from math import inf
 from struct import Struct
 from typing import Any, Protocol
 
-from limiter.engine.errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.engine.operation import NO_LATENCY
 from limiter.engine.planner import Planner
 from limiter.engine.remainders import Remainders
+from limiter.engine.request_errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.engine.store_health import StoreHealth
 from limiter.model.bucket.contract import LimitState, Settled, SettleRequest
 from limiter.model.bucket.decision import limit_state
@@ -28,10 +28,10 @@ from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import SettleTally
 from limiter.runtime.told import Told
 from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreUnavailable
-from limiter.store.flush import IN_CLASS, Settling, corrected
+from limiter.store.flush import IN_CLASS, UNCOUNTED, Settling, corrected
 from limiter.store.keys import Slot
 from limiter.store.layout import PRESENT, REPLY_SIZE, SETTLED_IN_REQUESTS, pack_params, unpack_settle
+from limiter.store.store_errors import StoreUnavailable
 
 _DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"
 
@@ -41,31 +41,31 @@ SettleArrived = tuple[SettleRequest, Any, str | None]
 
 
 PlainSettle = tuple[float, float, float, bool, bool, int, bool, bool, float, float, float, int]
-"""Work, adjusted, uncollected, stop, late, when it expires (ms); of the bucket: whether it is there, whether it counts
+"""Work, adjusted, uncollected, stop, late, when it expires (ms); of the bucket: whether it exists, whether it counts
 requests, balance, rate, capacity; the store's time."""
 
 _SETTLED_CODE = int(SettleStatus.SETTLED)
-_SETTLED, _ROW = Struct("<BBBddd"), Struct("<Bddddd")
+_SETTLED = Struct("<BBBdddBddddd")  # of one bucket
 
 
 class SettleDesk(Protocol):
-    """Where settles go once they are told: all of one turn together."""
+    """Receives concluded settles, all of one turn together."""
 
     def answer_settles(self, operations: Sequence[Correction]) -> None:
-        """Hand each its answer. An exception here would cost the others theirs."""
+        """Give each operation its answer. An exception here would cost the others theirs."""
 
 
 class Correction(Settling):
-    """One settle on its way, from its decoding to its answer."""
+    """One settle from its decoding to its answer."""
 
     __slots__ = ("desk", "limits", "outcome", "place", "plain", "request", "settler", "slot", "taken")
 
     slot: Slot
     taken: Sequence[Taken]
     limits: Sequence[Limit | None]
-    """Of each bucket, under the policies of now; None where the policy is gone."""
+    """The limit of each bucket under the current policies; None if the policy is gone."""
     plain: PlainSettle
-    """Of a plain settle, whose outcome is None."""
+    """The answer of a plain settle, whose outcome is None."""
 
     def __init__(
         self, settler: Settler, request: SettleRequest, desk: SettleDesk, place: Any, deadline_s: float
@@ -79,19 +79,19 @@ class Correction(Settling):
         self.outcome: Settled | Exception | None = None
 
     def tell(self, answer: Any) -> None:
-        """The store has spoken, or has not in time."""
+        """Receive the store's answer, or the exception without one."""
         if not self.is_over:
             self.settler.conclude(self, answer)
             self.desk.answer_settles((self,))
 
     def finish(self, outcome: Settled | Exception) -> None:
-        """The store has no part in it."""
+        """End it without the store, and hand it to its desk."""
         self.is_over = True
         self.outcome = outcome
         self.desk.answer_settles((self,))
 
     def settled(self) -> Settled:
-        """What came of it, as a value; raises what it is an exception of."""
+        """Return the outcome as a value, or raise it."""
         if self.outcome is None:
             return _settled_plainly(self)
         if isinstance(self.outcome, Exception):
@@ -100,10 +100,10 @@ class Correction(Settling):
 
 
 class _WaitingRoom:
-    """The desk of those who wait in a coroutine."""
+    """The desk of callers that wait in a coroutine."""
 
     def answer_settles(self, operations: Sequence[Correction]) -> None:
-        """Wake each."""
+        """Wake each caller."""
         for operation in operations:
             operation.place(operation)
 
@@ -112,7 +112,7 @@ _WAITING_ROOM = _WaitingRoom()
 
 
 class Settler:
-    """Settles for one node. `planner` is the one in force."""
+    """Settles for one node. `planner` is the current one."""
 
     def __init__(
         self,
@@ -138,16 +138,17 @@ class Settler:
         self._deadline_s = deadline_s
 
     async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
-        """Correct what was charged. `namespace`: the only one whose reservations the caller may settle."""
+        """Correct a charge. `namespace` is the only one whose reservations the caller may settle."""
         told: Told[Correction] = Told()
         self.begin([(request, told, namespace)], _WAITING_ROOM)
         return (await told.future).settled()
 
     def begin(self, arrived: Iterable[SettleArrived], desk: SettleDesk) -> None:
-        """Have the store correct all settles of one turn; each is handed to the desk once that is done, or failed."""
+        """Send all settles of one turn to the store; each is handed to the desk once it is done or has failed."""
         now_s, now_us = time.monotonic(), self._buckets.clock.guess_us()
         deadline_s = asyncio.get_running_loop().time() + self._deadline_s
         going: dict[Slot, list[Correction]] = {}
+        slot, operations = None, list[Correction]()
         for request, place, namespace in arrived:
             operation = Correction(self, request, desk, place, deadline_s)
             try:
@@ -160,19 +161,24 @@ class Settler:
                     self._tally.unanswered["breaker"] += 1
                     operation.finish(NotDecided("store_unavailable", "the store cannot be asked; settle again later"))
                 else:
-                    self._ask(operation, reservation, now_us)
-                    going.setdefault(operation.slot, []).append(operation)
+                    if slot is None or slot != (reservation.namespace, reservation.partition):
+                        slot = Slot(reservation.namespace, reservation.partition)
+                        operations = going.setdefault(slot, [])
+                    self._ask(operation, reservation, slot, now_us)
+                    operations.append(operation)
             except Exception as error:  # what is wrong with one must not cost the others their answers
                 operation.finish(error)
         for slot, operations in going.items():
             self._buckets.settles.start_many(slot, operations, deadline_s=deadline_s)
 
-    def _ask(self, operation: Correction, reservation: Reservation, now_us: int) -> None:
+    def _ask(self, operation: Correction, reservation: Reservation, slot: Slot, now_us: int) -> None:
         """Find what to ask of the store: the charges of the reservation, under the policies of now."""
         request, find, namespace = operation.request, self.planner.find, reservation.namespace
-        operation.slot = Slot(namespace, reservation.partition)
+        operation.slot = slot
         operation.reservation = reservation.name
-        operation.kind = request.final + IN_CLASS * reservation.class_number
+        operation.kind = (
+            request.final + IN_CLASS * reservation.class_number + (UNCOUNTED if reservation.is_uncounted else 0)
+        )
         operation.fields = (
             request.work,
             1.0,
@@ -183,13 +189,17 @@ class Settler:
             reservation.late_us,
         )
         operation.taken = taken = reservation.taken
-        operation.buckets = [bucket for bucket, *_ in taken]
+        operation.buckets = [charge[0] for charge in taken]
         operation.limits = limits = [find(namespace, bucket) for bucket in operation.buckets]
         operation.rows = [b"" if limit is None else pack_params(limit.params(now_us)) for limit in limits]
-        operation.charges = list(map(corrected, taken))
+        if request.outcome != "ok":
+            taken = tuple([_failed(one, limit, request.outcome) for one, limit in zip(taken, limits, strict=True)])
+        operation.charges = [
+            corrected(one, 0.0 if limit is None else limit.unit) for one, limit in zip(taken, limits, strict=True)
+        ]
 
     def tell(self, batch: Sequence[Settling], reply: bytes, now_us: int) -> None:
-        """Conclude a batch from the store's reply, then hand all of them to their desks."""
+        """Conclude a batch from the store's reply, then hand all operations to their desks."""
         self._store_health.answered()
         at = REPLY_SIZE
         told: dict[SettleDesk, list[Correction]] = {}
@@ -201,29 +211,25 @@ class Settler:
                     continue
                 limit = operation.limits[0]
                 if reply[at] == _SETTLED_CODE and limit is not None and limit.is_plain and len(operation.buckets) == 1:
-                    settled, row = _SETTLED.unpack_from(reply, at), _ROW.unpack_from(reply, at + _SETTLED.size)
-                    at += _SETTLED.size + _ROW.size
+                    settled, at = _SETTLED.unpack_from(reply, at), at + _SETTLED.size
                     if operation.is_over:
                         continue
                     operation.is_over = True
-                    self._settle_plainly(operation, limit, settled, row, now_us)
+                    self._settle_plainly(operation, limit, settled, now_us)
                 else:
                     answer, at = unpack_settle(reply, at, len(operation.buckets), now_us)
                     if operation.is_over:
                         continue
                     self.conclude(operation, answer)
                 told.setdefault(operation.desk, []).append(operation)
-        finally:  # of a reply that cannot be read to its end, too
+        finally:  # also for a reply that cannot be read to its end
             for desk, operations in told.items():
                 desk.answer_settles(operations)
 
-    def _settle_plainly(
-        self, operation: Correction, limit: Limit, settled: tuple[Any, ...], row: tuple[Any, ...], now_us: int
-    ) -> None:
+    def _settle_plainly(self, operation: Correction, limit: Limit, settled: tuple[Any, ...], now_us: int) -> None:
         """The way of nearly all settles: one bucket of a limit that is there, and no value is made of what it said."""
-        _, late, stop, work, deadline_us, before_us = settled
-        code, balance, adjusted, uncollected, rate, capacity = row
-        ((_, _, weight, in_requests, _, _),) = operation.taken
+        _, late, stop, work, deadline_us, before_us, code, balance, adjusted, uncollected, rate, capacity = settled
+        ((_, _, weight, in_requests, *_),) = operation.taken
         if in_requests or not weight:
             adjusted = uncollected = 0.0
         else:
@@ -245,7 +251,7 @@ class Settler:
             self._refusals.forget(operation.slot, operation.buckets)
 
     def conclude(self, operation: Correction, answer: SettleAnswer | Exception) -> None:
-        """What the store's answer, or its silence, means."""
+        """Conclude by the store's answer or failure."""
         operation.is_over = True
         try:
             operation.outcome = self._settled(operation, answer)
@@ -283,7 +289,7 @@ class Settler:
         return settled
 
     def _count_end(self, operation: Correction, answer: SettleAnswer) -> None:
-        """A settle ends a reservation; progress moves its end (W14)."""
+        """Count the end of a reservation by a settle, or its new deadline by progress (W14)."""
         final, namespace = operation.request.final, operation.slot.namespace
         if final and answer.status is SettleStatus.DUPLICATE:
             return
@@ -298,7 +304,7 @@ class Settler:
                 self._expiries.renewed(key, before_us, until_us, life_us)
 
     def _limits(self, operation: Correction, answer: SettleAnswer) -> tuple[LimitState, ...]:
-        """The states of those buckets that are still there, and whose policies are."""
+        """Return the states of those buckets that still exist and have a policy."""
         states = []
         for (name, charge, *_), limit, bucket in zip(operation.taken, operation.limits, answer.buckets, strict=True):
             if limit is None or not bucket.present:
@@ -312,10 +318,19 @@ class Settler:
         return tuple(states)
 
 
+def _failed(taken: Taken, limit: Limit | None, outcome: str) -> Taken:
+    """Mark a request whose outcome the policy counts as late: it expected its answer before it asked (Q8)."""
+    if limit is None or outcome not in limit.outcomes:
+        return taken
+    bucket, charge, weight, in_requests, _, uncollected, learn_id = taken
+    return bucket, charge, weight, in_requests, -inf, uncollected, learn_id
+
+
 def _settled_plainly(operation: Correction) -> Settled:
     """A plain settle as a value."""
-    work, adjusted, uncollected, stop, late, expires_ms = operation.plain[:6]
-    present, in_requests, balance, rate, capacity, now_us = operation.plain[6:]
+    work, adjusted, uncollected, stop, late, expires_ms, present, in_requests, balance, rate, capacity, now_us = (
+        operation.plain
+    )
     limit = operation.limits[0]
     assert limit is not None
     limits: tuple[LimitState, ...] = ()
@@ -329,34 +344,34 @@ def _settled_plainly(operation: Correction) -> Settled:
 
 
 def _binding(operation: Correction, answer: SettleAnswer) -> list[tuple[Taken, BucketSettled]]:
-    """The buckets of an answer without those of shadows, which have no say (P11)."""
+    """Return the buckets of an answer without those in shadow, which have no say (P11)."""
     rows = zip(operation.taken, answer.buckets, operation.limits, strict=True)
-    if len(operation.taken) == 1:  # by far the most
+    if len(operation.taken) == 1:  # nearly all
         return [(taken, bucket) for taken, bucket, _ in rows]
     return [(taken, bucket) for taken, bucket, limit in rows if limit is None or not limit.shadow]
 
 
 def _nothing_charged(reservation: Reservation, request: SettleRequest) -> Settled:
-    """No policy covered the request: there is nothing to correct, and its deadline matters to nobody."""
+    """Settle a request that no policy covered: there is nothing to correct, and its deadline does not matter."""
     expires_in_ms = 0 if request.final else (reservation.deadline_us - reservation.acquired_us) // 1000
     return Settled(request.work, 0.0, stop=False, duplicate=False, late=False, limits=(), expires_in_ms=expires_in_ms)
 
 
 def _corrected(rows: Sequence[tuple[Taken, BucketSettled]]) -> tuple[float, float]:
-    """What was adjusted and what is uncollected, in the caller's units: charged + adjusted + uncollected = work.
+    """Return what was adjusted and is uncollected, in the caller's units: charged + adjusted + uncollected = work.
 
-    Of several limits, the one that could collect least; where all of them could, the one that was charged most.
+    Of several limits, that of the one that could collect least; if all could, of the one with the largest charge.
     """
     counting = [
         (uncollected / weight, charge / weight, charge, weight, bucket)
-        for (_, charge, weight, in_requests, _, uncollected), bucket in rows
+        for (_, charge, weight, in_requests, _, uncollected, _), bucket in rows
         if weight and not in_requests
     ]
     if not counting:
         return 0.0, 0.0
     _, part, charge, weight, bucket = max(counting, key=lambda row: (row[4].uncollected / row[3], row[1]))
     adjusted = bucket.adjusted - bucket.uncollected
-    # What the acquire said was charged, by the same rule, may have been another limit's.
+    # By the same rule the acquire may have returned the charge of another limit.
     _, charged = max(row[:2] for row in counting)
     if charged != part:
         return (charge + adjusted) / weight - charged, bucket.uncollected / weight

@@ -1,8 +1,8 @@
-"""Circuit breaker shared by acquire and settle: whether to ask the store, and what its silence means.
+"""Circuit breaker shared by acquire and settle: whether to ask the store, and how to treat a missing answer.
 
 no answer in time    the store failed: after a few times it is only probed (limiter/engine/breaker.py)
 out of memory        the store answered: acquires go without it, settles go on (F-S8, F-S15)
-busy                 nothing was sent: more was asked than the store can do; a probe among it is left to the next
+busy                 nothing was sent, because more waits than the store can do; the next operation probes instead
 shunned              nothing was sent, because the breaker is open
 """
 
@@ -14,22 +14,22 @@ from collections.abc import Callable
 
 from limiter.engine.breaker import Breaker
 from limiter.model.tally import Unanswered
-from limiter.store.errors import StoreBusy, StoreOutOfMemory, StoreShunned, StoreUnavailable
+from limiter.store.store_errors import StoreBusy, StoreOutOfMemory, StoreShunned, StoreUnavailable
 
 
 class StoreHealth:
-    """The breaker of a node, with a clock and draws."""
+    """A node's breaker, with a clock and draws."""
 
     def __init__(self, on_recovery: Callable[[], None] = lambda: None) -> None:
         self.breaker = Breaker()
         self._on_recovery = on_recovery
 
     def allows(self, now_s: float) -> bool:
-        """Whether to ask the store now."""
+        """True if the store may be asked now."""
         return self.breaker.allows(now_s)
 
     def answered(self) -> None:
-        """The store answered."""
+        """Record that the store answered."""
         breaker = self.breaker
         if breaker.failures or breaker.is_open:
             if breaker.is_open:
@@ -37,7 +37,7 @@ class StoreHealth:
             breaker.succeed()
 
     def unanswered(self, error: StoreUnavailable) -> Unanswered:
-        """Say why an operation was not applied, and draw the breaker's conclusion from it."""
+        """Classify why an operation was not applied, and record it in the breaker."""
         if isinstance(error, StoreShunned):
             return "breaker"
         if isinstance(error, StoreBusy):

@@ -1,6 +1,6 @@
-"""Every metric that there is. Labels are from closed sets, or names that operators gave; never text from clients.
+"""All metrics. Labels are from closed sets, or names that operators gave; never text from clients.
 
-docs/metrics.md says the same; a test compares the two, and both with what a running node shows.
+docs/metrics.md describes the same; a test compares the two, and both with the metrics of a running node.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Definition(NamedTuple):
     help: str
     labels: tuple[str, ...] = ()
     together: Together = "sum"
-    """What a gauge of several processes comes to. Counters and histograms add up."""
+    """How a gauge of several processes is combined. Counters and histograms add up."""
 
     @property
     def family(self) -> str:
-        """The name without what every counter ends with."""
+        """The name without the suffix of counters."""
         return self.name.removesuffix("_total")
 
 
@@ -61,11 +61,25 @@ REPEATED = _counter(
     "headgate_repeated_refusals_total",
     "Acquires that a node refused by itself because the store had just refused the same; counted as refused, too.",
 )
+RETRIES = _counter(
+    "headgate_retried_requests_total",
+    "Acquires that said they were tried before, by attempt: 2, or 3+ for the third and later ones.",
+    "attempt",
+)
 DRY_RUNS = _counter("headgate_dry_runs_total", "Dry runs.")
 REPLAYED = _counter(
     "headgate_replayed_decisions_total", "Acquires that repeated an Idempotency-Key and got the first decision again."
 )
 WORK_ADMITTED = _counter("headgate_work_admitted_total", "Work units charged by granted acquires.")
+
+# Leases
+
+LEASE_REQUESTS = _counter(
+    "headgate_lease_requests_total",
+    "Requests for leases, renewals and returns by outcome. empty: nothing could be lent. not_allowed: a policy lends "
+    "nothing. closed: the lease was given back or revoked. unanswered: the store did not answer.",
+    "outcome",
+)
 
 # Settles
 
@@ -139,7 +153,9 @@ HTTP_REQUESTS = _counter(
     "route",
     "status",
 )
-BUSY_BATCHES = _counter("headgate_busy_batches_total", "Batches refused because too many operations were in progress.")
+BUSY_BATCHES = _counter(
+    "headgate_busy_batches_total", "Batches that a node refused, whole or in part, because it had too much to do."
+)
 
 # Policies without `per`: one bucket each
 
@@ -192,11 +208,54 @@ POLICY_CLASS_RATE = _gauge(
     "policy",
     "criticality",
 )
+POLICY_CLASS_LIMIT = _gauge(
+    "headgate_policy_class_limit_requests",
+    "Requests of all classes that may be in flight before a class is refused; absent if it is not limited.",
+    "namespace",
+    "policy",
+    "criticality",
+)
+POLICY_IN_FLIGHT = _gauge(
+    "headgate_policy_in_flight_requests",
+    "Requests that were granted and are not settled, where they are counted.",
+    "namespace",
+    "policy",
+)
+POLICY_LATE_SHARE = _gauge(
+    "headgate_policy_late_share_ratio",
+    "The share of recent answers that were late and count, from 0 to 1.",
+    "namespace",
+    "policy",
+)
+POLICY_TARGET = _gauge(
+    "headgate_policy_target_seconds",
+    "The target of response times: the shortest of the classes that ask.",
+    "namespace",
+    "policy",
+)
+POLICY_PERCENTILE = _gauge(
+    "headgate_policy_percentile_seconds",
+    "The percentile of recent response times, where the policy keeps a histogram.",
+    "namespace",
+    "policy",
+)
 POLICY_QUALITY = _gauge(
     "headgate_policy_quality_ratio", "The quality that answers ask services for, from 0 to 1.", "namespace", "policy"
 )
 POLICY_OVERLOADED = _gauge(
     "headgate_policy_overloaded", "1 while answers ask callers to slow down.", "namespace", "policy"
+)
+POLICY_STATE = _gauge(
+    "headgate_policy_overload_state",
+    "How a bucket fares: 0 calm, 1 degraded, 2 recovering, 3 overloaded.",
+    "namespace",
+    "policy",
+)
+POLICY_HOLDERS = _gauge(
+    "headgate_policy_lease_holders",
+    "Holders of leases, each by its weight; only of policies that lend.",
+    "namespace",
+    "policy",
 )
 POLICIES_NOT_SHOWN = _gauge(
     "headgate_policies_not_shown", "Policies without `per` that were left out because the display limit was reached."

@@ -1,4 +1,4 @@
-"""Readings as Prometheus takes them, in the format that it asks for."""
+"""Readings in the format that Prometheus asks for."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Families = Iterable[Metric]
 
 
 def info() -> Reading:
-    """Which version runs."""
+    """Return the version of Headgate that runs."""
     return labelled(catalogue.INFO, {version("headgate"): 1})
 
 
 def families(readings: Iterable[Reading]) -> Iterator[Metric]:
-    """Each reading as a family of samples."""
+    """Convert each reading to a family of samples."""
     for definition, values in readings:
         family = Metric(definition.family, definition.help, definition.kind)
         for label_values, value in values.items():
@@ -45,7 +45,7 @@ def _add_histogram(family: Metric, labels: dict[str, str], histogram: Histogram)
 
 
 def encode(shown: Families, accept: str) -> tuple[bytes, str]:
-    """The answer to a scrape, and its content type; `accept` is what Prometheus says that it understands."""
+    """Return the answer to a scrape and its content type; `accept` is the request's header."""
     listed = list(shown)
     encoder, content_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
@@ -54,11 +54,10 @@ def encode(shown: Families, accept: str) -> tuple[bytes, str]:
 
 
 class Scraped(Collector):
-    """Reads whatever a function gives, when it is asked."""
+    """Calls a function for its readings at every scrape."""
 
     def __init__(self, collect: Callable[[], Families]) -> None:
         self._collect = collect
 
     def collect(self) -> Families:
-        """Now."""
         return self._collect()

@@ -1,12 +1,13 @@
-"""The processes of one machine, scraped as one: each writes its numbers to a directory, the scraped one adds up.
+"""The processes of one machine, scraped as one: each writes its numbers to a directory, the scraped one adds them up.
 
     numbers ── about once a second ──► <kind>_<pid>.db ──► added up by the scraped process
 
-The files and their merging are prometheus-client's own multi-process format. What it does for each increment is done
-here once a second, for absolute values: a request costs nothing more, and other processes' numbers are a second old.
+The files and their merging are prometheus-client's own multi-process format. That library writes at each increment;
+here absolute values are written once a second: a request costs nothing more, and other processes' numbers are up to a
+second old.
 
-A process that has gone keeps what it counted, or totals would go back and look like a restart: its counters are added
-to those of all that have gone, in one file, so that files do not gather. Gauges go with it.
+The counters of a process that has ended must stay, otherwise totals would go back and look like a restart: they are
+added to those of all ended processes, in one file, so that files do not accumulate. Its gauges are removed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KEPT_KINDS = ("counter", "histogram")
 
 
 class Shelf:
-    """Where one process leaves its numbers."""
+    """The files of one process's numbers."""
 
     def __init__(self, directory: Path, read: Callable[[], Iterable[Reading]], *, pid: int | None = None) -> None:
         self.directory = directory
@@ -45,7 +46,7 @@ class Shelf:
         self._files: dict[str, MmapedDict] = {}
 
     async def run(self) -> None:
-        """Leave them there about once a second, until cancelled, and then a last time."""
+        """Write the numbers about once a second, until cancelled, and then a last time."""
         try:
             while True:
                 self.flush()
@@ -55,13 +56,13 @@ class Shelf:
             self.close()
 
     def close(self) -> None:
-        """Let go of the files; they stay."""
+        """Close the files; they stay."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def flush(self) -> None:
-        """Leave them there now."""
+        """Write the numbers now."""
         for definition, values in self._read():
             file = self._file(definition)
             for labels, value in values.items():
@@ -78,7 +79,7 @@ class Shelf:
 
 
 def _write_histogram(file: MmapedDict, definition: Definition, labels: Labels, histogram: Histogram) -> None:
-    """Each bucket by itself: they are added up when they are read."""
+    """Write each bucket's own count: they are made cumulative when they are read."""
     file.write_value(_key(definition, f"{definition.name}_sum", labels), histogram.sum, 0.0)
     for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
         le = floatToGoString(float(bound))
@@ -94,13 +95,13 @@ def _key(definition: Definition, sample: str, labels: Labels, le: str | None = N
 
 
 def merged(directory: Path) -> list[Metric]:
-    """The numbers of all processes, added up."""
+    """Return the numbers of all processes, added up."""
     with _locked(directory, fcntl.LOCK_SH):
         return list(MultiProcessCollector(None, str(directory)).collect())
 
 
 def bury(directory: Path, pid: int) -> None:
-    """Keep what a process that has gone counted, and nothing else of it."""
+    """Keep the counters of a process that has ended, and remove its other files."""
     with _locked(directory, fcntl.LOCK_EX):
         mark_process_dead(pid, str(directory))
         for kind in KEPT_KINDS:
@@ -123,7 +124,7 @@ def _add(left: Path, gone: Path) -> None:
 
 @contextmanager
 def shared(settings: Settings) -> Iterator[Settings]:
-    """The settings with a directory for all processes of this machine, gone when they are."""
+    """Yield the settings with a directory that all processes of this machine share; it is removed at the end."""
     if settings.metrics_dir is not None:
         yield settings
         return
@@ -133,7 +134,7 @@ def shared(settings: Settings) -> Iterator[Settings]:
 
 @contextmanager
 def _locked(directory: Path, how: int) -> Iterator[None]:
-    """Nobody adds up while what has gone is moved: it would be counted twice, or not at all."""
+    """Lock the directory: a scrape while counters are moved would count them twice, or not at all."""
     held = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(held, how)

@@ -1,9 +1,9 @@
-"""Bounds of numbers, wherever they come from."""
+"""Bounds of numbers, whatever their source."""
 
 from __future__ import annotations
 
 NUMBER_MAX = 2.0**53
-"""The largest number that float64, Lua and JSON hold to the unit."""
+"""The largest number whose units float64, Lua and JSON represent exactly."""
 
 LEAST = 1e-9
-"""What is smaller would vanish when it is multiplied; nobody means it."""
+"""The smallest number: less would vanish in products, and has no use."""

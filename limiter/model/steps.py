@@ -1,23 +1,33 @@
-"""Long computations in steps: a generator that yields between them, so that somebody else can have a turn."""
+"""Long computations in steps: generators that yield between them, so that other tasks get their turn."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Generator, Iterator
+from typing import Generic, TypeVar
 
 AT_ONCE = 100
-"""Policies that one step deals with: about a millisecond."""
+"""Policies in one step: about a millisecond."""
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Yields between steps, and returns the result."""
 
 
+class Run(Generic[T]):
+    """Iterates over the steps of a computation; after the last one it has the result."""
+
+    result: T
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[None]:
+        self.result = yield from self._steps
+
+
 def finish(steps: Steps[T]) -> T:
-    """The result, without a pause."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    """Run all steps without a pause, and return the result."""
+    run = Run(steps)
+    for _ in run:
+        pass
+    return run.result

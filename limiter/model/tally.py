@@ -1,4 +1,4 @@
-"""What a node counts of itself: plain numbers, added to where things happen and read when somebody asks.
+"""Counters of a node: plain numbers, incremented where things happen and read on request.
 
 One addition per decision, and none for a label: the code that shows these numbers adds names and labels.
 """
@@ -14,22 +14,22 @@ from limiter.model.bucket.contract import Decision, Granted, Reason, Refused, Se
 
 Undecided = Literal["store_unavailable", "record_damaged"]
 Unanswered = Literal["deadline", "busy", "breaker", "out_of_memory"]
-"""Why an operation went without an answer of the store: none came in time; too many were waiting; the breaker was open;
-the store had no memory left."""
+"""Why the store did not answer an operation: no reply in time; too many were waiting; the breaker was open; the store
+had no memory left."""
 
 REASONS: tuple[Reason, ...] = get_args(Reason)
 UNDECIDED: tuple[Undecided, ...] = get_args(Undecided)
 UNANSWERED: tuple[Unanswered, ...] = get_args(Unanswered)
 
 CALL_OPERATIONS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Bounds of the sizes of calls; the last one is the batcher's."""
+"""Bounds of the sizes of calls; the last is the batcher's limit."""
 
 CALL_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 CYCLE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Histogram:
-    """How many values fell between which bounds, and their sum. A value on a bound is within it."""
+    """Counts of values between bounds, and their sum. A value on a bound is within it."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -39,13 +39,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """One more."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
     def cumulative(self) -> Iterator[int]:
-        """How many were at most each bound; the last: how many there were."""
+        """Yield the number of values up to each bound; the last: of all values."""
         return accumulate(self.counts)
 
 
@@ -59,16 +58,35 @@ class CallTally:
         self.seconds = Histogram(CALL_SECONDS)
 
 
+LeaseOutcome = Literal["lent", "empty", "returned", "not_allowed", "unknown", "outdated", "closed", "unanswered"]
+"""The outcome of a request for a lease. `empty`: nothing could be lent, the holder asks for each request."""
+LEASE_OUTCOMES: tuple[LeaseOutcome, ...] = get_args(LeaseOutcome)
+
+
+class LeaseTally:
+    """Requests for leases, by what came of them."""
+
+    __slots__ = ("outcomes",)
+
+    def __init__(self) -> None:
+        self.outcomes: dict[LeaseOutcome, int] = dict.fromkeys(LEASE_OUTCOMES, 0)
+
+    def count(self, outcome: LeaseOutcome) -> None:
+        self.outcomes[outcome] += 1
+
+
 class DecisionTally:
-    """Decisions of one node. A dry run decides nothing, and a repeated answer was counted when it was given first."""
+    """Decisions of one node. A dry run is not counted, and a repeated answer only when it was first given."""
 
     __slots__ = (
-        "degraded_granted", "degraded_refused", "denied_in_shadow", "dry_runs", "granted", "refused", "repeated",
-        "replayed", "unanswered", "uncovered", "undecided", "work_admitted",
+        "degraded_granted", "degraded_refused", "denied_in_shadow", "dry_runs", "further_attempts", "granted",
+        "refused", "repeated", "replayed", "second_attempts", "unanswered", "uncovered", "undecided", "work_admitted",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.granted = 0
+        self.second_attempts = 0
+        self.further_attempts = 0
         self.refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self.undecided: dict[str, int] = dict.fromkeys(UNDECIDED, 0)
         self.unanswered: dict[Unanswered, int] = dict.fromkeys(UNANSWERED, 0)
@@ -80,12 +98,19 @@ class DecisionTally:
         self.dry_runs = 0
         self.replayed = 0
         self.repeated = 0
-        """Refused without asking the store, which had just refused the same."""
+        """Refusals without asking the store, which had just refused the same."""
         self.work_admitted = 0.0
-        """As it was charged."""
+        """The sum of charges."""
+
+    def attempt(self, number: int) -> None:
+        """Count a request that says it was tried before (G6)."""
+        if number == 2:
+            self.second_attempts += 1
+        elif number > 2:
+            self.further_attempts += 1
 
     def count(self, decision: Decision, *, dry_run: bool) -> None:
-        """One more. The hot path: a grant costs two additions."""
+        """Count one decision. The hot path: a grant costs two additions."""
         if dry_run:
             self.dry_runs += 1
         elif decision.replayed:
@@ -106,7 +131,7 @@ class DecisionTally:
 
 
 class SettleTally:
-    """Settles of one node, and the work that they told of: once for each reservation, when it ends."""
+    """Settles of one node, and the work that they reported: once for each reservation, when it ends."""
 
     __slots__ = (
         "debited", "duplicate", "late", "progress", "refunded", "settled", "unanswered", "uncollected", "work",
@@ -120,21 +145,20 @@ class SettleTally:
         self.unanswered: dict[Unanswered, int] = dict.fromkeys(UNANSWERED, 0)
         self.work = 0.0
         self.debited = 0.0
-        """Work that was charged too little, and corrected."""
+        """Work that was charged too low, and debited by settles."""
         self.refunded = 0.0
-        """Work that was charged too much, and given back."""
+        """Work that was charged too high, and given back by settles."""
         self.uncollected = 0.0
-        """Work beyond what may be owed, which nobody paid for (W5)."""
+        """Work beyond the debt bound, which no bucket was charged for (W5)."""
 
     def count(self, settled: Settled, *, final: bool) -> None:
-        """One more."""
         if settled.duplicate:
             self.duplicate += 1
         else:
             self.add(settled.work, settled.adjusted, settled.uncollected, late=settled.late, final=final)
 
     def add(self, work: float, adjusted: float, uncollected: float, *, late: bool, final: bool) -> None:
-        """One more that is no repetition."""
+        """Count one settle that is no repetition."""
         if not final:
             self.progress += 1
             return

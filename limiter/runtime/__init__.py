@@ -1,1 +1,1 @@
-"""The event loop and processes: whom to tell, when to let others have a turn, who ends with whom."""
+"""The event loop and child processes: waiting for outcomes, pausing for other tasks, stopping in order."""

@@ -26,12 +26,12 @@ STEADY_S = 10.0
 
 
 def bound(*program: str) -> list[str]:
-    """The command that runs a program which ends with this process, however that ends (`limiter.runtime.launch`)."""
+    """Return the command that runs a program which ends when this process ends (`limiter.runtime.launch`)."""
     return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *program]
 
 
 async def keep_running(what: str, live: Callable[[], Coroutine[Any, Any, str]]) -> NoReturn:
-    """Have a child live again and again, until cancelled. `live` returns how it ended: "ended with 1"."""
+    """Run a child again whenever it ends, until cancelled. `live` runs it and returns how it ended: "ended with 1"."""
     loop = asyncio.get_running_loop()
     backoff_s = BACKOFF_MIN_S
     while True:
@@ -45,7 +45,7 @@ async def keep_running(what: str, live: Callable[[], Coroutine[Any, Any, str]]) 
 
 
 async def end(process: Process, *, grace_s: float) -> None:
-    """SIGTERM, so that it can end in order; SIGKILL if that takes longer than `grace_s`."""
+    """Send SIGTERM, so that it can end in order; SIGKILL if that takes longer than `grace_s`."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):

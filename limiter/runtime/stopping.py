@@ -10,7 +10,7 @@ from typing import Any
 
 
 async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work until it ends or SIGINT or SIGTERM comes, and let it clean up."""
+    """Run until the work ends, or cancel it on SIGINT or SIGTERM and let it clean up."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
 

@@ -1,4 +1,4 @@
-"""The shared buckets of one store: what the engine talks to."""
+"""The shared buckets of one store, as the engine uses them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
 from limiter.model.tally import CallTally
+from limiter.runtime.told import conclude
 from limiter.store.batcher import TIMEOUT_MAX_S, Batcher
 from limiter.store.clock import StoreClock
 from limiter.store.flush import Asking, Settling, Waiting
@@ -22,7 +23,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Buckets:
-    """Acquires and settles, batched. The engine gives its operations to the batchers; others may ask and wait here."""
+    """Acquires and settles, batched. The engine queues its operations in the batchers; others can await one here."""
 
     def __init__(self, link: Link, *, calls_max: int = 2) -> None:
         self.clock = StoreClock()
@@ -31,13 +32,13 @@ class Buckets:
 
     @property
     def call_tallies(self) -> dict[str, CallTally]:
-        """What was sent to the store, by operation."""
+        """The tallies of calls to the store, by operation."""
         return {"acquire": self.acquires.tally, "settle": self.settles.tally}
 
     async def acquire(self, slot: Slot, operation: Acquire, *, timeout_s: float) -> AcquireAnswer:
-        """Admit or refuse, over all the operation's buckets or none; StoreUnavailable if there is no answer in time.
+        """Admit or refuse: all buckets of the operation or none. Raises StoreUnavailable without an answer in time.
 
-        The caller may be cancelled at any moment: the call goes on without it (F-R16).
+        If the caller is cancelled, the call goes on without it (F-R16).
         """
         check_acquire(operation)
         asking = _AwaitedAcquire(timeout_s)
@@ -46,7 +47,7 @@ class Buckets:
         return await asking.answer()
 
     async def settle(self, slot: Slot, operation: Settle, *, timeout_s: float) -> SettleAnswer:
-        """Correct what an acquire charged, once; or debit a long request as it goes."""
+        """Correct the charge of an acquire, once, or debit a long request in progress."""
         check_settle(operation)
         settling = _AwaitedSettle(timeout_s)
         settling.take_over(operation)
@@ -54,13 +55,13 @@ class Buckets:
         return await settling.answer()
 
     async def drain(self) -> None:
-        """Wait until nothing is in flight."""
+        """Wait until no call is in flight."""
         await self.acquires.drain()
         await self.settles.drain()
 
 
 class _Awaited(Waiting, Generic[AnswerT]):
-    """What somebody waits for."""
+    """An operation whose answer is awaited as a future."""
 
     __slots__ = ()
     future: asyncio.Future[AnswerT]
@@ -68,10 +69,10 @@ class _Awaited(Waiting, Generic[AnswerT]):
     def __init__(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(loop.time() + min(timeout_s, TIMEOUT_MAX_S))
-        self.future = loop.create_future()  # type: ignore[misc]  # a slot of each of the two below
+        self.future = loop.create_future()  # type: ignore[misc]  # a slot of each of the two classes below
 
     async def answer(self) -> AnswerT:
-        """What the store says."""
+        """Return the store's answer, or raise the exception that came instead."""
         try:
             return await self.future
         finally:
@@ -79,18 +80,13 @@ class _Awaited(Waiting, Generic[AnswerT]):
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was answered, or nobody waits any more."""
+        """True if it was answered, or its caller stopped waiting."""
         return self.is_over or self.future.cancelled()
 
     def tell(self, answer: AnswerT | Exception) -> None:
-        """Pass it on."""
+        """Set the result or the exception of the future."""
         self.is_over = True
-        if self.future.done():
-            return
-        if isinstance(answer, Exception):
-            self.future.set_exception(answer)
-        else:
-            self.future.set_result(answer)
+        conclude(self.future, answer)
 
 
 class _AwaitedAcquire(_Awaited[AcquireAnswer], Asking):
@@ -101,11 +97,11 @@ class _AwaitedSettle(_Awaited[SettleAnswer], Settling):
     __slots__ = ("future",)
 
 
-# Many callers share a call: what one of them gets wrong must stop here, before it stops the others.
+# Many callers share a call: an invalid operation must be rejected here, before it fails the others.
 
 
 def check_acquire(operation: Acquire) -> None:
-    """ValueError unless the acquire is sound."""
+    """Raise ValueError if the acquire is invalid."""
     count = len(operation.wants)
     if not 1 <= count <= BUCKETS_PER_OPERATION_MAX:
         raise ValueError(f"an acquire takes 1 to {BUCKETS_PER_OPERATION_MAX} buckets, not {count}")
@@ -125,7 +121,7 @@ def check_acquire(operation: Acquire) -> None:
 
 
 def check_settle(operation: Settle) -> None:
-    """ValueError unless the settle is sound."""
+    """Raise ValueError if the settle is invalid."""
     if not 1 <= len(operation.charges) <= BUCKETS_PER_OPERATION_MAX:
         raise ValueError(f"a settle takes 1 to {BUCKETS_PER_OPERATION_MAX} buckets, not {len(operation.charges)}")
     for charge in operation.charges:

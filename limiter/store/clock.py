@@ -1,11 +1,11 @@
-"""The store's clock: what it answers when it is asked, and what it says without being asked."""
+"""The store's clock: its `TIME` command, and an estimate between replies."""
 
 from __future__ import annotations
 
 import time
 
 GUESS_MIN_US = 1_577_836_800_000_000
-"""The year 2020: a node's clock that is before it is certainly wrong, and calendars have no days before their first."""
+"""The year 2020. A node's clock that shows an earlier time is certainly wrong, and calendar code has no such dates."""
 
 
 def time_us(reply: tuple[bytes, bytes]) -> int:
@@ -27,22 +27,22 @@ class StoreClock:
         self._observed_us = 0
 
     def observe(self, now_us: int) -> None:
-        """Take the store's time from a reply that has just come."""
+        """Take the store's time from a reply that has just arrived."""
         self._observed_us = observed_us = time.monotonic_ns() // 1000
         self._offset_us = now_us - observed_us
 
     @property
     def observed_s(self) -> float:
-        """When the last reply came, by this node's monotonic clock; 0 before the first."""
+        """When the last reply arrived, by this node's monotonic clock; 0 before the first."""
         return self._observed_us / 1e6
 
     @property
     def is_set(self) -> bool:
-        """Whether any reply has come yet."""
+        """True once a reply has arrived."""
         return self._offset_us is not None
 
     def guess_us(self) -> int:
-        """The store's time, or before the first reply this node's own: for decisions without a store."""
+        """The store's time, or this node's own before the first reply: for decisions without a store."""
         return self.now_us() or max(time.time_ns() // 1000, GUESS_MIN_US)
 
     def now_us(self) -> int:

@@ -1,9 +1,10 @@
-"""What waits for the store, one object an operation from its beginning to its answer, and how many become one call.
+"""Operations that wait for the store, and how many of them become one call.
 
     waiting operations ── take: numbers, rows, bytes, in one loop ──► KEYS and ARGV of one script call
 
-In order, without those that gave up; each bucket has one number in a call and goes by one row of parameters, so an
-operation that brings another row for it ends the batch and begins the next.
+One object stands for an operation from its beginning to its answer. Operations are taken in order, without those that
+gave up. Each bucket has one number in a call and one row of parameters: an operation that brings another row for it
+ends the batch and begins the next.
 """
 
 from __future__ import annotations
@@ -13,38 +14,38 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Generic, TypeVar
 
-from limiter.model.bucket.operations import Acquire, Idempotency, Lot, Settle, Want
-from limiter.model.bucket.reservation import Taken, taken_by
+from limiter.model.bucket.operations import KEYED, Acquire, Ask, Idempotency, Lot, Settle, Want
+from limiter.model.bucket.reservation import Taken, optional_fields, taken_by
 from limiter.store import keys
-from limiter.store.errors import StoreBusy, StoreUnavailable
 from limiter.store.layout import pack_params
+from limiter.store.store_errors import StoreBusy, StoreUnavailable
 
 OPERATIONS_MAX = 128
 """Operations in one call: bounds how long the store is busy with it."""
 
 BUCKETS_MAX = 1024
-"""Buckets in one call, for operations that touch many."""
+"""Buckets in one call: the bound for operations that touch many."""
 
-TOLD, DRY_RUN, DRAWN, IDEMPOTENT, WEIGHED = 1, 2, 4, 8, 16
+TOLD, DRY_RUN, DRAWN, IDEMPOTENT, WEIGHED, LIVES, SECOND, FURTHER = 1, 2, 4, 8, 16, 32, 64, 128
 """Flags of an acquire, as lua/acquire.lua knows them."""
 
 _ACQUIRE = Struct("<BBdHBdd")
 _WANT = Struct("<HBdd")
-_LOT = Struct("<Bd")
+_LOT = Struct("<Bdd")
+_UNIT = Struct("<d")
+_MEASURED = 16
+_TTL = Struct("<d")
 _IDEMPOTENCY = Struct("<H16sI")
 _SETTLE = Struct("<HBBddddddd")
 _CHARGE = Struct("<HBdd")
 _MORE_OF_A_CHARGE = Struct("<d")
-IN_CLASS = 2
+IN_CLASS, UNCOUNTED = 2, 8
 _EXPECTS, _UNPAID = 2, 4
 _NUMBERS = [Struct(f"<{count}H") for count in range(OPERATIONS_MAX + 1)]
 
-Ask = tuple[int, float, float]
-"""What an acquire asks of one bucket: how (`limiter.model.bucket.operations.Want.how`), the minimum, and the charge."""
-
 
 class Waiting:
-    """One operation on its way through a lane. It is told what came of it, once, unless nobody waits any more."""
+    """One operation on its way through a lane. It receives its outcome once, unless its caller has gone."""
 
     __slots__ = ("deadline_s", "is_over", "is_sent")
 
@@ -53,16 +54,16 @@ class Waiting:
         self.is_over = self.is_sent = False
 
     def tell(self, answer: Any) -> None:
-        """Hear the answer, or why there is none; it is over then. What comes after that is not heard."""
-        self.is_over = True  # nobody waits for one that was only made to be packed
+        """Receive the answer, or the exception that explains why there is none. Later ones are ignored."""
+        self.is_over = True  # an operation that was only made to be packed has no caller
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """True if no caller waits for it any more."""
         return self.is_over
 
     def give_up(self) -> None:
-        """The deadline has come."""
+        """End the wait: the deadline has passed."""
         if self.is_over:
             return
         if self.is_sent:
@@ -72,9 +73,12 @@ class Waiting:
 
 
 class Asking(Waiting):
-    """An acquire: which buckets it asks, the rows of parameters they go by, and what it asks of each."""
+    """An acquire: its buckets, the row of parameters of each, and what it asks of each."""
 
-    __slots__ = ("asks", "buckets", "flags", "idempotency", "lot", "requests", "rows", "weights")
+    __slots__ = (
+        "asks", "buckets", "flags", "idempotency", "learn_ids", "lot", "requests", "rows", "ttl_us",
+        "weights",
+    )  # fmt: skip
 
     buckets: Sequence[str]
     rows: Sequence[bytes]
@@ -85,77 +89,88 @@ class Asking(Waiting):
     idempotency: Idempotency | None
     weights: Sequence[float]
     """As how many requests it counts in each bucket that counts requests; only where it is WEIGHED."""
+    learn_ids: Sequence[int]
+    """Of the values of `learn_by`, for each bucket that is asked KEYED (W15); only where it is WEIGHED."""
+    ttl_us: float
+    """How long its reservation lives; only where it LIVES."""
 
     def ask_for(self, wants: Sequence[Want]) -> None:
-        """Take over what is wanted of each bucket, given as values."""
+        """Copy what is wanted of each bucket."""
         self.buckets = [want.bucket for want in wants]
         self.rows = [pack_params(want.params) for want in wants]
         self.asks = [(want.how, want.minimum, want.charge) for want in wants]
         self.weights = [want.weight for want in wants]
+        self.learn_ids = [want.learn_id for want in wants if want.how & KEYED]
 
     def take_over(self, operation: Acquire) -> None:
-        """Take over what an acquire of the model says."""
+        """Copy everything from an acquire of the model."""
         self.ask_for(operation.wants)
         self.lot, self.idempotency, self.requests = operation.lot, operation.idempotency, operation.requests
+        self.ttl_us = operation.ttl_us
         self.flags = (
             (TOLD if operation.told else 0)
             | (DRY_RUN if operation.dry_run else 0)
             | (DRAWN if operation.lot is not None else 0)
             | (IDEMPOTENT if operation.idempotency is not None else 0)
-            | (WEIGHED if any(weight != 1.0 for weight in self.weights) else 0)
+            | (WEIGHED if self.learn_ids or any(weight != 1.0 for weight in self.weights) else 0)
+            | (LIVES if operation.ttl_us else 0)
+            | attempt_flag(operation.attempt)
         )
 
 
+def attempt_flag(attempt: int) -> int:
+    """How a request says that it was tried before (G6)."""
+    return 0 if attempt <= 1 else SECOND if attempt == 2 else FURTHER
+
+
 Corrected = tuple[int, float, float, bytes]
-"""What a settle corrects at one bucket: bits, the charge, the weight, and what else the bits say there is."""
+"""The correction at one bucket: bits, the charge, the weight, and the packed fields that the bits announce."""
 
 
 class Settling(Waiting):
-    """A settle: whose, what it tells, and what was charged to which buckets."""
+    """A settle: its reservation, what it reports, and the charge of each bucket."""
 
     __slots__ = ("buckets", "charges", "fields", "kind", "reservation", "rows")
 
     reservation: str
     kind: int
-    """1 if it is final, and IN_CLASS times the number of its class."""
+    """1 if it is final, IN_CLASS times the number of its class, and UNCOUNTED if it was granted without the store."""
     fields: tuple[float, float, float, float, float, float, float]
-    """Work, requests, latency, expected latency, acquired, deadline, how long after that it may come."""
+    """Work, requests, latency, expected latency, acquired, deadline, and how long after the deadline it is accepted."""
     buckets: Sequence[str]
     rows: Sequence[bytes]
-    """Of parameters; empty where the policy is gone, and the bucket's record says what it goes by."""
+    """Rows of parameters; empty where the policy is gone, then the bucket's record says which terms apply."""
     charges: Sequence[Corrected]
 
     def take_over(self, operation: Settle) -> None:
-        """Take over what a settle of the model says."""
+        """Copy everything from a settle of the model."""
         self.reservation = operation.reservation
-        self.kind = operation.final + IN_CLASS * operation.class_number
+        self.kind = operation.final + IN_CLASS * operation.class_number + UNCOUNTED * operation.is_uncounted
         self.fields = (
             operation.work, operation.requests, operation.latency_ms, operation.expected_ms, operation.acquired_us,
             operation.deadline_us, operation.late_us,
         )  # fmt: skip
         self.buckets = [charge.bucket for charge in operation.charges]
         self.rows = [b"" if charge.params is None else pack_params(charge.params) for charge in operation.charges]
-        self.charges = [corrected(taken_by(charge)) for charge in operation.charges]
+        self.charges = [corrected(taken_by(charge), charge.unit) for charge in operation.charges]
 
 
-def corrected(taken: Taken) -> Corrected:
-    """What was taken from a bucket, as a settle tells it."""
-    _, charge, weight, in_requests, expected_ms, uncollected = taken
-    if expected_ms != expected_ms and not uncollected:  # by far the most
+def corrected(taken: Taken, unit: float = 0.0) -> Corrected:
+    """Return the charge of a bucket in the form that a settle sends."""
+    _, charge, weight, in_requests, expected_ms, uncollected, learn_id = taken
+    if expected_ms != expected_ms and not uncollected and not learn_id and not unit:  # nearly all
         return in_requests, charge, weight, b""
-    bits, more = int(in_requests), b""
-    if expected_ms == expected_ms:
-        bits, more = bits + _EXPECTS, _MORE_OF_A_CHARGE.pack(expected_ms)
-    if uncollected:
-        bits, more = bits + _UNPAID, more + _MORE_OF_A_CHARGE.pack(uncollected)
-    return bits, charge, weight, more
+    bits, more = optional_fields(expected_ms, uncollected, learn_id)
+    if unit:
+        bits, more = bits + _MEASURED, more + _UNIT.pack(unit)
+    return in_requests + bits, charge, weight, more
 
 
 WaitT = TypeVar("WaitT", bound=Waiting)
 
 
 class Batch(Generic[WaitT]):
-    """A batch, and what of its call does not depend on when it is sent."""
+    """A batch, and the parts of its call that do not depend on when it is sent."""
 
     __slots__ = ("buckets", "operations", "others", "packed", "params", "terms")
 
@@ -166,12 +181,12 @@ class Batch(Generic[WaitT]):
         count = len(numbers.terms)
         self.terms = (_NUMBERS[count] if count <= OPERATIONS_MAX else Struct(f"<{count}H")).pack(*numbers.terms)
         self.others = others
-        """Keys beside those of the buckets, without the prefix of the slot."""
+        """Keys besides those of the buckets, without the slot's prefix."""
         self.packed = b"".join(parts)
 
 
 class _Numbers:
-    """The buckets of one call, numbered as they come, with the row of parameters that each goes by."""
+    """The buckets of one call, numbered in order of appearance, each with its row of parameters."""
 
     __slots__ = ("given", "of", "rows", "terms")
 
@@ -182,28 +197,24 @@ class _Numbers:
         self.terms: list[int] = []
 
     def add(self, bucket: str, row: bytes) -> int:
-        """The number of a bucket that is new to the call."""
+        """Number a bucket that is new to the call."""
         self.of[bucket] = number = len(self.of) + 1
         self.given.append(row)
-        # No row: what the bucket goes by is known to the store already.
+        # An empty row: the store knows the bucket's terms from its record.
         self.terms.append((self.rows.get(row) or self.rows.setdefault(row, len(self.rows) + 1)) if row else 0)
         return number
 
-    def agree(self, buckets: Sequence[str], rows: Sequence[bytes]) -> bool:
-        """Whether buckets go by the same rows as before, as far as they are known."""
-        for bucket, row in zip(buckets, rows, strict=True):
-            number = self.of.get(bucket)
+    def all(self, buckets: Sequence[str], rows: Sequence[bytes]) -> list[int] | None:
+        """The numbers of buckets; None if one of them went by another row before, and nothing is numbered then."""
+        known = [self.of.get(bucket) for bucket in buckets]
+        for number, row in zip(known, rows, strict=True):
             if number is not None and self.given[number - 1] != row:
-                return False
-        return True
-
-    def all(self, buckets: Sequence[str], rows: Sequence[bytes]) -> list[int]:
-        """The numbers of buckets."""
-        return [self.of.get(bucket) or self.add(bucket, row) for bucket, row in zip(buckets, rows, strict=True)]
+                return None
+        return [number or self.add(buckets[at], rows[at]) for at, number in enumerate(known)]
 
 
 def take_acquires(queue: deque[Asking]) -> Batch[Asking]:
-    """The next batch of acquires."""
+    """Pack the next batch of acquires."""
     numbers, named = _Numbers(), dict[str, int]()
     batch: list[Asking] = []
     parts: list[bytes] = []
@@ -215,19 +226,18 @@ def take_acquires(queue: deque[Asking]) -> Batch[Asking]:
             continue
         buckets, rows, asks = asking.buckets, asking.rows, asking.asks
         how, minimum, charge = asks[0]
-        if len(buckets) == 1:  # by far the most
+        if len(buckets) == 1:  # nearly all
             row, number = rows[0], of.get(buckets[0])
             if number is None:
                 number = numbers.add(buckets[0], row)
             elif given[number - 1] != row:
                 break
             append(pack(asking.flags, 1, asking.requests, number, how, minimum, charge))
-        elif numbers.agree(buckets, rows):
-            first, *others = numbers.all(buckets, rows)
-            append(pack(asking.flags, len(buckets), asking.requests, first, how, minimum, charge))
-            parts += [_WANT.pack(number, *asks[at]) for at, number in enumerate(others, 1)]
-        else:
+        elif (numbered := numbers.all(buckets, rows)) is None:
             break
+        else:
+            append(pack(asking.flags, len(buckets), asking.requests, numbered[0], how, minimum, charge))
+            parts += [_WANT.pack(numbered[at], *asks[at]) for at in range(1, len(buckets))]
         if asking.flags >= DRAWN:
             _append_more(parts, asking, named)
         asking.is_sent = True
@@ -237,19 +247,23 @@ def take_acquires(queue: deque[Asking]) -> Batch[Asking]:
 
 
 def _append_more(parts: list[bytes], asking: Asking, named: dict[str, int]) -> None:
-    """The chance of a request under overload control, the idempotency key, and weights."""
+    """The chance of a request under overload control, the idempotency key, weights, and the time to live."""
     if asking.lot is not None:
-        parts.append(_LOT.pack(asking.lot.class_number, asking.lot.draw))
+        parts.append(_LOT.pack(asking.lot.class_number, asking.lot.draw, asking.lot.expected_ms))
     once = asking.idempotency
     if once is not None:
         number = named.setdefault(once.key, len(named) + 1)
         parts += (_IDEMPOTENCY.pack(number, once.fingerprint, len(once.memo)), once.memo)
-    if asking.flags >= WEIGHED:
+    if asking.flags & WEIGHED:
         parts.append(Struct(f"<{len(asking.buckets)}d").pack(*asking.weights))
+    if asking.flags & LIVES:
+        parts.append(_TTL.pack(asking.ttl_us))
+    if asking.flags & WEIGHED and asking.learn_ids:
+        parts.append(Struct(f"<{len(asking.learn_ids)}I").pack(*asking.learn_ids))
 
 
 def take_settles(queue: deque[Settling]) -> Batch[Settling]:
-    """The next batch of settles."""
+    """Pack the next batch of settles."""
     numbers, named = _Numbers(), dict[str, int]()
     batch: list[Settling] = []
     parts: list[bytes] = []
@@ -259,13 +273,12 @@ def take_settles(queue: deque[Settling]) -> Batch[Settling]:
         if settling.is_gone:
             queue.popleft()
             continue
-        if not numbers.agree(settling.buckets, settling.rows):
+        numbered = numbers.all(settling.buckets, settling.rows)
+        if numbered is None:
             break
-        charges = settling.charges
-        number = named.setdefault(settling.reservation, len(named) + 1)
-        append(pack(number, settling.kind, len(charges), *settling.fields))
-        for at, number in enumerate(numbers.all(settling.buckets, settling.rows)):
-            bits, charge, weight, more = charges[at]
+        tombstone = named.setdefault(settling.reservation, len(named) + 1)
+        append(pack(tombstone, settling.kind, len(numbered), *settling.fields))
+        for number, (bits, charge, weight, more) in zip(numbered, settling.charges, strict=True):
             append(pack_charge(number, bits, charge, weight))
             if more:
                 append(more)

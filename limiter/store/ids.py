@@ -1,4 +1,4 @@
-"""Random ids, many drawn at a time: to ask the system for each would cost more than the id is used for."""
+"""Random ids, drawn many at a time: asking the system for each one would be expensive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DRAWN = 256
 
 
 class RandomIds:
-    """Ids of one size that nobody had before."""
+    """Random ids of one size."""
 
     __slots__ = ("_at", "_pool", "_size")
 
@@ -17,7 +17,6 @@ class RandomIds:
         self._pool, self._at = b"", 0
 
     def next(self) -> bytes:
-        """Another one."""
         at, size = self._at, self._size
         if at >= len(self._pool):
             self._pool, at = urandom(size * DRAWN), 0

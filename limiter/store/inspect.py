@@ -1,4 +1,4 @@
-"""Looking at live buckets: page by page, bounded in what one page may cost the store."""
+"""Pages of live buckets; the cost of one page to the store is bounded."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from limiter.store.layout import read_record, unpack_token
 from limiter.store.link.connect import Link
 
 SCAN_COUNT = 512
-"""Keys that the store looks at in one step."""
+"""Keys that the store examines in one step of a scan."""
 
 SCANS_MAX = 64
-"""Steps for one page; with few matches among many keys a page may come back short, but with a cursor."""
+"""Steps for one page. With few matches among many keys a page may be short, but it has a cursor."""
 
 TIMEOUT_S = 2.0
 
 
 class CursorError(ValueError):
-    """A cursor that we did not give out."""
+    """A cursor that this API did not issue."""
 
 
 class BucketPage(NamedTuple):
-    """Some of a slot's buckets by name, where to go on (empty: there are no more), and what could not be read."""
+    """Some buckets of a slot by name, the cursor of the next page (empty: this is the last), and unreadable names."""
 
     buckets: list[tuple[str, Record]]
     cursor: str
@@ -38,34 +38,34 @@ class BucketPage(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A step of the scan, and the last name of it that was shown."""
+    """A step of the scan, and the last name of that step that was shown."""
 
     scan: int = 0
     after: str = ""
 
 
 class PageQuery(NamedTuple):
-    """Which buckets of one slot: at most `limit` of one policy, with a text in their name, or all."""
+    """The buckets to list: at most `limit` of one slot, of one policy or all, with a text in their name."""
 
     namespace: str = "default"
     partition: int = 0
     policy: str | None = None
     contains: str = ""
     cursor: str = ""
-    """Where the page before ended."""
+    """Where the previous page ended."""
     limit: int = 100
 
     @property
     def prefix(self) -> bytes:
-        """What the keys of the slot begin with."""
+        """The prefix of the slot's keys."""
         return Slot(self.namespace, self.partition).prefix
 
 
 async def list_buckets(link: Link, query: PageQuery, *, timeout_s: float = TIMEOUT_S) -> BucketPage:
-    """A page of the buckets in one slot.
+    """Return a page of the buckets in one slot.
 
-    A bucket that lives all the while is shown, one that comes or goes meanwhile may be; now and then one is shown
-    twice. Names are as in the store: client text is percent-encoded in them.
+    A bucket that exists all the while is listed, one that appears or expires meanwhile may be; now and then one is
+    listed twice. Names are as in the store: client text in them is percent-encoded.
     """
     assert query.limit > 0
     prefix, limit = keys.bucket(query.prefix, ""), query.limit
@@ -92,8 +92,8 @@ async def list_buckets(link: Link, query: PageQuery, *, timeout_s: float = TIMEO
 async def _scan(
     link: Link, prefix: bytes, at: int, policy: str | None, timeout_s: float
 ) -> tuple[int, dict[str, bytes]]:
-    """One step: where the next one begins, and the names found, with their keys."""
-    # Nothing of a prefix or an encoded name means anything in a pattern.
+    """Do one step of the scan: return where the next one begins, and the names found with their keys."""
+    # Neither the prefix nor an encoded name contains characters that are special in a pattern.
     stem = "" if policy is None else keys.encode(policy)
     pattern = prefix + stem.encode() + b"*"
     following, found = await link.call(prefix, "SCAN", at, "MATCH", pattern, "COUNT", SCAN_COUNT, timeout_s=timeout_s)
@@ -104,13 +104,13 @@ async def _scan(
 async def _read(
     link: Link, prefix: bytes, names: Mapping[str, bytes], timeout_s: float
 ) -> list[tuple[str, Record | bool]]:
-    """Each bucket's record; True for what is there and cannot be read (F-S11), False for what has gone meanwhile."""
+    """Read each bucket's record; True for one that is damaged (F-S11), False for one that has expired meanwhile."""
     if not names:
         return []
     raws: list[bytes | None] = await link.call(prefix, "MGET", *names.values(), timeout_s=timeout_s)
     records: list[tuple[str, Record | bool]] = []
     for (name, key), raw in zip(names.items(), raws, strict=True):
-        if raw is None:  # gone, or of another type
+        if raw is None:  # expired, or a key of another type
             records.append((name, await link.call(prefix, "EXISTS", key, timeout_s=timeout_s) == 1))
         else:
             records.append((name, read_record(raw) or True))
@@ -118,7 +118,7 @@ async def _read(
 
 
 class SteeredPage(NamedTuple):
-    """Who owns a slot, and some of its buckets with what the controller keeps of them."""
+    """The owner of a slot, and some of its buckets with the controller's state of each."""
 
     owner: Lease | None
     buckets: list[tuple[str, Record, KeptState | None]]
@@ -127,12 +127,12 @@ class SteeredPage(NamedTuple):
 
 
 async def now_us(link: Link, *, timeout_s: float = TIMEOUT_S) -> int:
-    """The store's time, by which balances are shown."""
+    """The store's time; balances are shown as of then."""
     return time_us(await link.call(keys.PROBE, "TIME", timeout_s=timeout_s))
 
 
 async def list_steered(link: Link, query: PageQuery, *, timeout_s: float = TIMEOUT_S) -> SteeredPage:
-    """The same pages as `list_buckets`, of the buckets that the controller has something to say of (R11)."""
+    """Return the same pages as `list_buckets`, but only of buckets that the controller keeps state of (R11)."""
     prefix = query.prefix
     page = await list_buckets(link, query, timeout_s=timeout_s)
     states: list[bytes | None] = []
@@ -144,7 +144,7 @@ async def list_steered(link: Link, query: PageQuery, *, timeout_s: float = TIMEO
 
 
 class SlotLook(NamedTuple):
-    """Whether a controller owns a slot, and some of its buckets: those that are there and can be read."""
+    """The controller's ownership of a slot, and those of the given buckets that exist and can be read."""
 
     is_owned: bool
     records: dict[str, Record]
@@ -152,7 +152,7 @@ class SlotLook(NamedTuple):
 
 
 async def look_at_slot(link: Link, slot: Slot, names: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> SlotLook:
-    """All of it in one command."""
+    """Read the owner and the buckets in one command."""
     prefix, count = slot.prefix, len(names)
     wanted = [keys.bucket(prefix, name) for name in names] + [keys.state(prefix, name) for name in names]
     raws: list[bytes | None] = await link.call(prefix, "MGET", keys.lease(prefix), *wanted, timeout_s=timeout_s)
@@ -166,9 +166,9 @@ async def look_at_slot(link: Link, slot: Slot, names: Sequence[str], *, timeout_
 
 
 async def owner_of(link: Link, prefix: bytes, *, timeout_s: float = TIMEOUT_S) -> Lease | None:
-    """Who steers a slot, and for how long by now; None if nobody does."""
+    """Return the owner of a slot with the time left; None if there is none."""
     key = keys.lease(prefix)
-    # MGET says nothing of what is no string, where GET would fail (F-S11).
+    # MGET returns nil for a key that holds no string, where GET would fail (F-S11).
     (raw,) = await link.call(prefix, "MGET", key, timeout_s=timeout_s)
     left_ms = int(await link.call(prefix, "PTTL", key, timeout_s=timeout_s))
     return None if raw is None or left_ms < 0 else unpack_token(raw, left_ms)
@@ -186,6 +186,6 @@ def _open_cursor(cursor: str) -> _Place:
         scan, colon, after = text.partition(":")
         if not colon or not scan.isdecimal() or not scan.isascii() or int(scan) >= 2**64:
             raise ValueError
-    except ValueError:  # binascii's and Unicode's errors are such
-        raise CursorError(f"found {cursor[:80]!a}; allowed: a cursor that the page before came with") from None
+    except ValueError:  # the errors of binascii and of decoding are ValueErrors
+        raise CursorError(f"found {cursor[:80]!a}; allowed: the cursor of the previous page") from None
     return _Place(int(scan), after)

@@ -1,6 +1,6 @@
-"""How records, calls and replies look as bytes: the Python side of `lua/lib/record.lua` and the scripts' ARGV.
+"""Records, calls and replies as bytes: the Python side of `lua/lib/record.lua` and of the scripts' ARGV.
 
-Floats go as little-endian float64 and never as text.
+Floats are sent as little-endian float64, never as text.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from struct import Struct
 from struct import error as struct_error
 
 from limiter.model.bucket.block import Block
-from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, ROOM_SIZE, Flags, Params, Record
+from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RATE_MAX, RECORD_FLAGS, Flags, Params, Record
+from limiter.model.bucket.in_flight import Slots
+from limiter.model.bucket.in_flight import is_sound as are_slots_sound
+from limiter.model.bucket.learned import Entry
+from limiter.model.bucket.learned import is_sound as are_entries_sound
 from limiter.model.bucket.ledger import Tombstone
+from limiter.model.bucket.lending import Book, Lent, Sums, is_lent_sound
 from limiter.model.bucket.operations import (
     Acquire,
     AcquireAnswer,
@@ -25,35 +30,46 @@ from limiter.model.bucket.operations import (
     SettleStatus,
     Verdict,
 )
+from limiter.model.control.sampling import Reading
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
-from limiter.model.overload.shedding import CLASSES, Shedding, ShedOrder, is_sound
+from limiter.model.overload.shedding import CLASSES, LENT_FOR_US, Shedding, ShedOrder, State, is_sound
 from limiter.model.overload.signals import Report
 
 VERSION, VERSION_BEFORE = 2, 1
-"""Records of the version before are read, and written anew as this one."""
+"""Records of the previous version are still read; they are written again as this one."""
 PACKED_MAX = 4096
 STEERED_MAX = 256
-"""Buckets that one call of steer.lua may carry: bounds how long the store is busy with it."""
+"""Buckets in one call of steer.lua: bounds how long the store is busy with it."""
 
 _packed: dict[int, tuple[Params, bytes]] = {}
 
-_RECORD = Struct("<BH6diId24s11d")
+_RECORD = Struct("<BH6diId2d2I11d")
 _RECORD_BEFORE = Struct("<BB19d")
-_HISTOGRAMS = {classes: Struct(f"<{HISTOGRAM_STEPS * classes}d") for classes in (1, len(CLASSES))}
+_HISTOGRAMS = {classes: Struct(f"<{HISTOGRAM_STEPS * classes}I") for classes in (1, len(CLASSES))}
 """One histogram, or one for each class."""
+_HISTOGRAM_BEFORE_SIZE = 576
 _SHARE = Struct("<3d")
+_LENT = Struct("<4d")
+_BOOK = Struct("<B6d")
+_SUMS = Struct("<7d")
 _REQUESTS_UNTIL = Struct("<d")
-_SHEDDING = Struct("<28d")
+_SHEDDING = Struct("<43d")
+_SHEDDING_BEFORE = Struct("<28d")
+"""As it was in older records, which are read and written anew."""
 _BLOCK = Struct("<3d")
+_SLOTS = Struct("<5d")
 _PARAMS = Struct("<H11d")
 _BLOCK_TERMS = Struct("<3d")
+_LEND_TERMS = Struct("<3d")
+_OVERLOAD_TERMS = Struct("<5d")
+_IN_FLIGHT_TERMS = Struct("<3d")
 _HEAD = Struct("<ddH")
 _REPLY = Struct("<Bd")
 REPLY_SIZE = _REPLY.size
-"""Where the answers begin in a reply."""
+"""The offset of the first answer in a reply."""
 
 _ANSWER = Struct("<Bdddd")
-_PRESSURE = Struct("<Bddd")
+_PRESSURE = Struct("<Bdddd")
 _REPLAYED = Struct("<I")
 _MEMO = Struct("<dI")
 
@@ -65,8 +81,11 @@ _ACCOUNTED = Struct("<dd")
 _FENCE = Struct("<d")
 _STEER_HEAD = Struct("<dH")
 _STEER = Struct("<HB5d")
-_STEER_OVERLOAD = Struct("<10d")
+_STEER_OVERLOAD = Struct("<16d")
 _STATE = Struct("<I")
+_ENTRY = Struct("<Idddd")
+_REFUND_TERMS = Struct("<d")
+_LEARNED_CHARGE = Struct("<Id")
 
 _REPORT = Struct("<8sdH")
 _LOAD = Struct("<d")
@@ -75,27 +94,26 @@ _SHEDS = 16
 _IN_REQUESTS = 4
 PRESENT, SETTLED_IN_REQUESTS = 1, 2
 _SETS_CAP, _SETS_CHARGE, _SETS_UNIT, _SETS_SHARE, _SETS_STATE, _SETS_OVERLOAD = 1, 2, 4, 8, 16, 32
+_SETS_CHARGES, _LASTS = 64, 128
 _DONE, _LOST = 1, 3
 
 _NOTHING = math.nan
-"""Stands where nothing is set; the scripts would not take it anyway."""
+"""Marks a field that is not set; the scripts accept no NaN in its place."""
 
 _INF = math.inf
 _EPOCHS = 2**31
-_NO_ROOM = bytes(ROOM_SIZE)
 _new_record = Record.__new__
-_SHARE_FIELDS = ("share", "share_until_us", "share_partitions")
-_APART = {"flags", "histogram", "shedding", "block", "requests_until", *_SHARE_FIELDS}
-_FIELDS = tuple(name for name in Record.__dataclass_fields__ if name not in _APART)
 _FLAGS = tuple(Flags(bits) for bits in range(RECORD_FLAGS + 1))
-# Asking an enum, record by record, is dear.
+# Looking up enum members for every record is expensive.
 _HAS_HISTOGRAM, _HAS_SHARE, _IS_AUTO = int(Flags.HISTOGRAM), int(Flags.DIVIDED), int(Flags.AUTO)
-_HAS_SHEDDING, _HAS_BLOCK = int(Flags.OVERLOAD), int(Flags.BLOCK)
-_HAS_TRAILER = _HAS_HISTOGRAM | _HAS_SHARE | _IS_AUTO | _HAS_SHEDDING | _HAS_BLOCK
+_HAS_SHEDDING, _HAS_BLOCK, _HAS_SLOTS = int(Flags.OVERLOAD), int(Flags.BLOCK), int(Flags.IN_FLIGHT)
+_LEARNS, _LENDS = int(Flags.LEARNS), int(Flags.LENDS)
+_HAS_TRAILER = _HAS_HISTOGRAM | _HAS_SHARE | _IS_AUTO | _HAS_SHEDDING | _HAS_BLOCK | _HAS_SLOTS | _LEARNS | _LENDS
+_UNKNOWN = ~int(RECORD_FLAGS)
 
 
 def _classes(flags: int) -> int:
-    """How many classes are counted apart."""
+    """Return how many classes are counted separately."""
     return len(CLASSES) if flags & _HAS_SHEDDING else 1
 
 
@@ -104,18 +122,30 @@ def _trailers_size(flags: int) -> int:
     share = _SHARE.size if flags & _HAS_SHARE else 0
     until = _REQUESTS_UNTIL.size if flags & _IS_AUTO else 0
     shedding = _SHEDDING.size if flags & _HAS_SHEDDING else 0
-    return histogram + share + until + shedding + (_BLOCK.size if flags & _HAS_BLOCK else 0)
+    block = _BLOCK.size if flags & _HAS_BLOCK else 0
+    return histogram + share + until + shedding + block + (_SLOTS.size if flags & _HAS_SLOTS else 0)
+
+
+def _trailers_size_before(flags: int) -> int:
+    """Of older records; −1 where those were as they are now."""
+    if flags & (_HAS_SLOTS | _LEARNS) or not flags & (_HAS_HISTOGRAM | _HAS_SHEDDING):
+        return -1
+    histogram = _HISTOGRAM_BEFORE_SIZE * _classes(flags) if flags & _HAS_HISTOGRAM else 0
+    rest = _trailers_size(flags & ~(_HAS_HISTOGRAM | _HAS_SHEDDING))
+    return histogram + rest + (_SHEDDING_BEFORE.size if flags & _HAS_SHEDDING else 0)
 
 
 _TRAILERS = tuple(map(_trailers_size, range(RECORD_FLAGS + 1)))
+_TRAILERS_BEFORE = tuple(map(_trailers_size_before, range(RECORD_FLAGS + 1)))
 _VERDICTS = {verdict + unit: (verdict, unit > 0) for verdict in Verdict for unit in (0, _IN_REQUESTS)}
-"""What the first byte of an answer means: the verdict, and whether the bucket counts requests."""
+"""The meaning of an answer's first byte: the verdict, and whether the bucket counts requests."""
 
+_STATES = tuple(State)
 _REFUSED, _GRANTED = AcquireStatus.REFUSED, AcquireStatus.GRANTED
 
 
 class CallExpired(Exception):
-    """The server's clock is past the call's expiry: nothing was done."""
+    """The server's clock is past the call's expiry; nothing was done."""
 
     def __init__(self, now_us: int) -> None:
         super().__init__(f"the call came after its expiry, at {now_us} us")
@@ -123,12 +153,20 @@ class CallExpired(Exception):
 
 
 class LeaseLost(Exception):
-    """The slot is another's, or nobody's, by now: nothing was done (F-P7)."""
+    """Another controller, or none, owns the slot now; nothing was done (F-P7)."""
 
 
 def pack_record(record: Record) -> bytes:
     """A record as the scripts write it."""
-    packed = _RECORD.pack(VERSION, record.flags, *(getattr(record, name) for name in _FIELDS))
+    slots = record.slots
+    flying, before = (0.0, 0.0) if slots is None else (slots.present, slots.before)
+    packed = _RECORD.pack(
+        VERSION, record.flags, record.updated_us, record.balance, record.requests, record.admitted, record.refused,
+        record.work_charged, record.epoch, record.kept_until_s, record.charge, flying, before, record.second_attempts,
+        record.further_attempts, record.work_settled, record.work_squared, record.settles, record.missed,
+        record.uncollected, record.rate, record.capacity, record.committed, record.debt_max, record.settle_threshold,
+        record.stop_debt,
+    )  # fmt: skip
     if record.histogram:
         packed += _HISTOGRAMS[_classes(record.flags)].pack(*record.histogram)
     if Flags.DIVIDED in record.flags:
@@ -139,34 +177,96 @@ def pack_record(record: Record) -> bytes:
         packed += _pack_shedding(record.shedding)
     if record.block is not None:
         packed += _BLOCK.pack(record.block.counted_until_us, record.block.refused, record.block.until_us)
+    if slots is not None:
+        packed += _SLOTS.pack(slots.start_us, slots.before_us, slots.length_us, slots.longest_us, slots.refused)
+    if Flags.LEARNS in record.flags:
+        packed += bytes([len(record.learned)]) + b"".join(map(_pack_entry, record.learned))
+    if record.lent is not None and record.book is not None:
+        packed += pack_lending(record.lent, record.book)
     return packed
 
 
+def _pack_entry(entry: Entry) -> bytes:
+    return _ENTRY.pack(entry.id, entry.charge, entry.settles, entry.work, entry.work_squared)
+
+
 def unpack_record(raw: bytes) -> Record:
-    """A record as the scripts wrote it; ValueError if it is none."""
+    """Read a record that the scripts wrote; raise ValueError for other bytes."""
     record = _new_record(Record)
-    # Field by field, in the order of the layout: a controller reads thousands of them in a tenth of a second.
+    # Field by field, in the order of the layout: a controller reads thousands of records in a tenth of a second.
     if len(raw) >= _RECORD.size and raw[0] == VERSION:
         fixed_size = _RECORD.size
         (
             _, flags, record.updated_us, record.balance, record.requests, record.admitted, record.refused,
-            record.work_charged, record.epoch, record.kept_until_s, record.charge, record.room, record.work_settled,
-            record.work_squared, record.settles, record.missed, record.uncollected, record.rate, record.capacity,
-            record.committed, record.debt_max, record.settle_threshold, record.stop_debt,
+            record.work_charged, record.epoch, record.kept_until_s, record.charge, flying, before,
+            record.second_attempts, record.further_attempts, record.work_settled, record.work_squared, record.settles,
+            record.missed, record.uncollected, record.rate, record.capacity, record.committed, record.debt_max,
+            record.settle_threshold, record.stop_debt,
         ) = _RECORD.unpack_from(raw)  # fmt: skip
     else:
-        fixed_size, flags = _RECORD_BEFORE.size, _unpack_before(record, raw)
-    if flags > RECORD_FLAGS or len(raw) != fixed_size + _TRAILERS[flags]:
+        fixed_size, flags, flying, before = _RECORD_BEFORE.size, _unpack_before(record, raw), 0.0, 0.0
+    record.learned, record.lent, record.book = [], None, None
+    if flags & (_LEARNS | _LENDS) and not flags & _UNKNOWN:
+        behind = end = fixed_size + _TRAILERS[flags]
+        if flags & _LEARNS:
+            record.learned, behind = _unpack_learned(raw, behind)
+        if flags & _LENDS:
+            record.lent, record.book, behind = unpack_lending(raw, behind)
+        if behind != len(raw):
+            raise ValueError("not a bucket record of this version")
+        raw = raw[:end]
+    size = len(raw) - fixed_size
+    if flags & _UNKNOWN or size not in (_TRAILERS[flags], _TRAILERS_BEFORE[flags]):
         raise ValueError("not a bucket record of this version")
     record.flags, record.histogram, record.shedding, record.block = _FLAGS[flags], [], None, None
     record.share = record.share_until_us = record.share_partitions = record.requests_until = 0.0
+    record.slots = None
     if flags & _HAS_TRAILER:
-        _unpack_trailers(record, flags, raw, fixed_size)
+        _unpack_trailers(record, flags, raw, fixed_size, is_old=size == _TRAILERS_BEFORE[flags])
+        if flags & _HAS_SLOTS:
+            start_us, before_us, length_us, longest_us, refused = _SLOTS.unpack_from(raw, len(raw) - _SLOTS.size)
+            record.slots = Slots(
+                present=flying, before=before, start_us=start_us, before_us=before_us, length_us=length_us,
+                longest_us=longest_us, refused=refused,
+            )  # fmt: skip
     return record
 
 
+def _unpack_learned(raw: bytes, at: int) -> tuple[list[Entry], int]:
+    """Read the entries by values of `learn_by`; the number is where they end."""
+    end = at + 1 + raw[at] * _ENTRY.size if len(raw) > at else at
+    if not at < end <= len(raw):
+        raise ValueError("not a bucket record of this version")
+    return [Entry(*values) for values in _ENTRY.iter_unpack(raw[at + 1 : end])], end
+
+
+def pack_lending(lent: Lent, book: Book) -> bytes:
+    """Return the lending part of a record."""
+    head = _LENT.pack(lent.rate, lent.capacity, lent.until_us, lent.shift_us)
+    head += _BOOK.pack(
+        len(book.ends), book.tau_us, book.plain_rate, book.plain_at_us, book.seen_work, book.seen_requests,
+        book.seen_admitted,
+    )  # fmt: skip
+    return head + b"".join(
+        _SUMS.pack(one.end_us, one.rate, one.capacity, one.holders, one.content, one.short, one.demand)
+        for one in book.ends
+    )
+
+
+def unpack_lending(raw: bytes, at: int) -> tuple[Lent, Book, int]:
+    """Read the lending part of a record; the number is where it ends."""
+    try:
+        lent = Lent(*_LENT.unpack_from(raw, at))
+        count, tau_us, plain_rate, plain_at_us, work, requests, admitted = _BOOK.unpack_from(raw, at + _LENT.size)
+        begin = at + _LENT.size + _BOOK.size
+        ends = [Sums(*_SUMS.unpack_from(raw, begin + number * _SUMS.size)) for number in range(count)]
+    except struct_error:
+        raise ValueError("not a bucket record of this version") from None
+    return lent, Book(tau_us, plain_rate, plain_at_us, work, requests, admitted, ends), begin + count * _SUMS.size
+
+
 def _unpack_before(record: Record, raw: bytes) -> int:
-    """The fixed fields of a record of the version before, whose trailers are the same; the flags."""
+    """Read the fixed fields of a record of the previous version, whose trailers are the same; return its flags."""
     if len(raw) < _RECORD_BEFORE.size or raw[0] != VERSION_BEFORE:
         raise ValueError("not a bucket record of this version")
     (
@@ -176,16 +276,17 @@ def _unpack_before(record: Record, raw: bytes) -> int:
         record.uncollected,
     ) = _RECORD_BEFORE.unpack_from(raw)  # fmt: skip
     record.epoch = int(epoch) if -1 <= epoch < _EPOCHS else -1
-    record.kept_until_s, record.room = 0, _NO_ROOM
+    record.kept_until_s = record.second_attempts = record.further_attempts = 0
     return int(flags)
 
 
-def _unpack_trailers(record: Record, flags: int, raw: bytes, at: int) -> None:
-    """What only some buckets have."""
+def _unpack_trailers(record: Record, flags: int, raw: bytes, at: int, *, is_old: bool) -> None:
+    """Trailers that only some buckets have, except for the slots."""
     if flags & _HAS_HISTOGRAM:
-        histograms = _HISTOGRAMS[_classes(flags)]
-        record.histogram = list(histograms.unpack_from(raw, at))
-        at += histograms.size
+        histograms, classes = _HISTOGRAMS[_classes(flags)], _classes(flags)
+        # Counts by coarser steps cannot be told apart into finer ones.
+        record.histogram = [0] * (HISTOGRAM_STEPS * classes) if is_old else list(histograms.unpack_from(raw, at))
+        at += _HISTOGRAM_BEFORE_SIZE * classes if is_old else histograms.size
     if flags & _HAS_SHARE:
         record.share, record.share_until_us, record.share_partitions = _SHARE.unpack_from(raw, at)
         at += _SHARE.size
@@ -193,8 +294,8 @@ def _unpack_trailers(record: Record, flags: int, raw: bytes, at: int) -> None:
         (record.requests_until,) = _REQUESTS_UNTIL.unpack_from(raw, at)
         at += _REQUESTS_UNTIL.size
     if flags & _HAS_SHEDDING:
-        record.shedding = _unpack_shedding(raw, at)
-        at += _SHEDDING.size
+        record.shedding = _shedding_of_before(raw, at, record.updated_us) if is_old else _unpack_shedding(raw, at)
+        at += _SHEDDING_BEFORE.size if is_old else _SHEDDING.size
     if flags & _HAS_BLOCK:
         record.block = Block(*_BLOCK.unpack_from(raw, at))
 
@@ -202,42 +303,89 @@ def _unpack_trailers(record: Record, flags: int, raw: bytes, at: int) -> None:
 def _pack_shedding(known: Shedding) -> bytes:
     return _SHEDDING.pack(
         known.quality,
-        known.overloaded,
+        known.state,
+        known.lent_until_us,
+        known.response_ms,
         *known.refused_shares,
         *known.rates,
         *known.tokens,
+        *known.limits,
+        *known.asked,
         *known.refused,
+        *known.refused_recently,
         *known.timed,
-        *known.missed,
+        *known.late,
+        known.seconds,
         known.slack_min_ms,
         known.slack_before_ms,
     )
 
 
 def _unpack_shedding(raw: bytes, at: int) -> Shedding:
-    quality, overloaded, *by_class, slack_min_ms, slack_before_ms = _SHEDDING.unpack_from(raw, at)
-    shares, rates, tokens, refused, timed, missed = (by_class[i : i + len(CLASSES)] for i in range(0, 24, len(CLASSES)))
+    values = list(_SHEDDING.unpack_from(raw, at))
     return Shedding(
-        quality=quality,
-        overloaded=overloaded,
-        refused_shares=shares,
-        rates=rates,
-        tokens=tokens,
-        refused=refused,
-        timed=timed,
-        missed=missed,
-        slack_min_ms=slack_min_ms,
-        slack_before_ms=slack_before_ms,
+        quality=values[0],
+        state=values[1],
+        lent_until_us=values[2],
+        response_ms=values[3],
+        refused_shares=values[4:8],
+        rates=values[8:12],
+        tokens=values[12:16],
+        limits=values[16:20],
+        asked=values[20:24],
+        refused=values[24:28],
+        refused_recently=values[28:32],
+        timed=values[32:36],
+        late=values[36:40],
+        seconds=values[40],
+        slack_min_ms=values[41],
+        slack_before_ms=values[42],
     )
 
 
+def _shedding_of_before(raw: bytes, at: int, updated_us: float) -> Shedding:
+    """Overload control of an older record, whose throttles were set without an end."""
+    values = list(_SHEDDING_BEFORE.unpack_from(raw, at))
+    refused, timed = values[14:18], values[18:22]
+    return Shedding(
+        quality=values[0],
+        state=values[1] * State.OVERLOADED,
+        lent_until_us=updated_us + LENT_FOR_US,
+        refused_shares=values[2:6],
+        rates=values[6:10],
+        tokens=values[10:14],
+        asked=[one + other for one, other in zip(refused, timed, strict=True)],
+        refused=refused,
+        timed=timed,
+        slack_min_ms=values[26],
+        slack_before_ms=values[27],
+    )
+
+
+def read_plainly(raw: bytes) -> Reading | None:
+    """Return the part of a record without trailers that the controller goes by; None for any other record."""
+    if len(raw) != _RECORD.size or raw[0] != VERSION:
+        return None
+    (
+        _, flags, updated_us, balance, requests, admitted, refused, charged, _, _, charge, _, _, _, _, settled, squared,
+        settles, _, _, rate, capacity, committed, _, _, _,
+    ) = _RECORD.unpack_from(raw)  # fmt: skip
+    if flags >= _HAS_HISTOGRAM or not (-_INF < balance <= capacity < _INF and 0 < rate < _INF and capacity > 0):
+        return None
+    if not updated_us > 0:
+        return None
+    return Reading(
+        _FLAGS[flags], requests, admitted, refused, charged, charge, settled, squared, settles, rate, committed
+    )  # fmt: skip
+
+
 def read_record(raw: bytes) -> Record | None:
-    """A record that the scripts would take (lua/lib/record.lua); None for one that is damaged (F-S11)."""
+    """Return a record that the scripts would accept (lua/lib/record.lua); None for a damaged one (F-S11)."""
     try:
         record = unpack_record(raw)
     except ValueError:
         return None
-    # Written so that NaN fails as well.
+    # Written so that NaN fails, too.
     if not (-_INF < record.balance <= record.capacity < _INF and 0 < record.rate < _INF):
         return None
     if not (record.capacity > 0 and record.updated_us > 0):
@@ -250,19 +398,25 @@ def _is_trailer_sound(record: Record) -> bool:
         return False
     if record.shedding is not None and not is_sound(record.shedding, rate_max=RATE_MAX):
         return False
+    if record.slots is not None and not are_slots_sound(record.slots, most=RATE_MAX):
+        return False
+    if record.learned and not are_entries_sound(record.learned, most=RATE_MAX):
+        return False
+    if record.lent is not None and not is_lent_sound(record.lent, most=RATE_MAX):
+        return False
     block = record.block
     return block is None or (block.counted_until_us >= 0 and block.refused >= 0 and 0 <= block.until_us < _INF)
 
 
 def pack_tombstone(mark: Tombstone) -> bytes:
-    """A tombstone as the settle script writes it."""
+    """Return a tombstone as the settle script writes it."""
     head = _TOMBSTONE.pack(2 if mark.final else 1, mark.late, mark.work, mark.deadline_us)
     return head + b"".join(map(_ACCOUNTED.pack, mark.accounted, mark.uncollected))
 
 
 def pack_params(params: Params) -> bytes:
-    """One row of policy parameters."""
-    # By identity: plans use the same parameters again and again, and to hash them costs as much as to pack them.
+    """Return one row of policy parameters."""
+    # Cached by identity: plans use the same parameters again and again, and hashing costs as much as packing.
     kept = _packed.get(id(params))
     if kept is not None and kept[0] is params:
         return kept[1]
@@ -288,16 +442,24 @@ def _pack_params(params: Params) -> bytes:
         params.window_end_us,
         params.partitions,
     )
-    return packed if params.block is None else packed + _BLOCK_TERMS.pack(*params.block)
+    if params.block is not None:
+        packed += _BLOCK_TERMS.pack(*params.block)
+    if params.overload is not None:
+        packed += _OVERLOAD_TERMS.pack(*params.overload.targets_ms, params.overload.limit_initial)
+    if params.in_flight is not None:
+        packed += _IN_FLIGHT_TERMS.pack(*params.in_flight)
+    if Flags.REFUNDS in params.flags:
+        packed += _REFUND_TERMS.pack(params.refund_threshold)
+    return packed if params.lending is None else packed + _LEND_TERMS.pack(*params.lending)
 
 
 def pack_head(now_us: int, expires_us: int, buckets: int) -> bytes:
-    """ARGV[1] of a script that takes batches."""
+    """Return ARGV[1] of a script that takes batches."""
     return _HEAD.pack(now_us, expires_us, buckets)
 
 
 def unpack_acquires(reply: bytes, operations: Sequence[Acquire]) -> list[AcquireAnswer]:
-    """Answers in the order of the operations; CallExpired if nothing was done."""
+    """Return answers in the order of the operations; raise CallExpired if nothing was done."""
     now_us = reply_time_us(reply)
     answers, at = [], REPLY_SIZE
     for operation in operations:
@@ -307,7 +469,7 @@ def unpack_acquires(reply: bytes, operations: Sequence[Acquire]) -> list[Acquire
 
 
 def unpack_acquire(reply: bytes, at: int, count: int, now_us: int) -> tuple[AcquireAnswer, int]:
-    """The answer of an operation on so many buckets, and where the next one begins."""
+    """Return the answer of an operation on `count` buckets, and the offset of the next one."""
     status = reply[at]
     at += 1
     if status <= _GRANTED:
@@ -332,16 +494,16 @@ _DRAWN_SIZE = _ANSWER.size + _PRESSURE.size
 
 
 def _unpack_drawn(reply: bytes, at: int) -> BucketAnswer:
-    """One bucket's part in an operation that had a lot."""
+    """Read the answer of one bucket in an operation with a draw."""
     code, balance, charge, rate, capacity = _ANSWER.unpack_from(reply, at)
-    overloaded, quality, refused_share, class_rate = _PRESSURE.unpack_from(reply, at + _ANSWER.size)
+    state, quality, refused_share, class_rate, limit = _PRESSURE.unpack_from(reply, at + _ANSWER.size)
     verdict, in_requests = _VERDICTS[code]
-    pressure = Pressure(overloaded == 1, quality, refused_share, class_rate)
+    pressure = Pressure(_STATES[state], quality, refused_share, class_rate, limit)
     return BucketAnswer(verdict, balance, charge, rate, capacity, in_requests, pressure)
 
 
 def _unpack_replayed(kept: bytes, now_us: int) -> AcquireAnswer:
-    """The first decision under an idempotency key, with the time and the memo of then; CORRUPT if it is damaged."""
+    """Return the first decision under an idempotency key, with its time and memo; CORRUPT if it is damaged."""
     try:
         first_us, memo_size = _MEMO.unpack_from(kept)
         at = _MEMO.size + memo_size
@@ -355,7 +517,7 @@ def _unpack_replayed(kept: bytes, now_us: int) -> AcquireAnswer:
 
 
 def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAnswer]:
-    """Answers in the order of the operations; CallExpired if nothing was done."""
+    """Return answers in the order of the operations; raise CallExpired if nothing was done."""
     now_us = reply_time_us(reply)
     answers, at = [], REPLY_SIZE
     for operation in operations:
@@ -365,7 +527,7 @@ def unpack_settles(reply: bytes, operations: Sequence[Settle]) -> list[SettleAns
 
 
 def unpack_settle(reply: bytes, at: int, count: int, now_us: int) -> tuple[SettleAnswer, int]:
-    """The answer of an operation on so many buckets, and where the next one begins."""
+    """Return the answer of an operation on `count` buckets, and the offset of the next one."""
     status = SettleStatus(reply[at])
     if status in (SettleStatus.GONE, SettleStatus.CORRUPT):
         return SettleAnswer(status, now_us), at + 1
@@ -381,22 +543,22 @@ def unpack_settle(reply: bytes, at: int, count: int, now_us: int) -> tuple[Settl
 
 
 def pack_token(lease: Lease) -> bytes:
-    """What the store keeps of a lease, and what its holder shows."""
+    """Return a lease as the store keeps it and as its holder presents it."""
     return _FENCE.pack(lease.fence) + lease.owner
 
 
 def unpack_token(raw: bytes, left_ms: int) -> Lease | None:
-    """A lease as it is kept; None for something that is not ours."""
+    """Read a lease that the store keeps; None if the bytes are no lease."""
     if len(raw) <= _FENCE.size:
         return None
     return Lease(raw[_FENCE.size :], int(_FENCE.unpack_from(raw)[0]), left_ms)
 
 
 def pack_steers(rows: Sequence[Steer], lease: Lease, *, now_us: int) -> list[bytes]:
-    """ARGV of steer.lua."""
+    """Return ARGV of steer.lua."""
     params: dict[bytes, int] = {}
     parts: list[bytes] = []
-    for _, terms, cap, charge, requests_for, share, share_for_us, state, overload in rows:
+    for _, terms, cap, charge, requests_for, share, share_for_us, state, overload, charges, lasts in rows:
         parts.append(
             _STEER.pack(
                 params.setdefault(pack_params(terms), len(params) + 1),
@@ -405,7 +567,9 @@ def pack_steers(rows: Sequence[Steer], lease: Lease, *, now_us: int) -> list[byt
                 | _SETS_UNIT * (requests_for is not None)
                 | _SETS_SHARE * (share is not None)
                 | _SETS_STATE * (state is not None)
-                | _SETS_OVERLOAD * (overload is not None),
+                | _SETS_OVERLOAD * (overload is not None)
+                | _SETS_CHARGES * bool(charges)
+                | _LASTS * lasts,
                 _NOTHING if cap is None else cap,
                 _NOTHING if charge is None else charge,
                 _NOTHING if requests_for is None else requests_for,
@@ -415,24 +579,29 @@ def pack_steers(rows: Sequence[Steer], lease: Lease, *, now_us: int) -> list[byt
         )
         if overload is not None:
             parts.append(_pack_order(overload))
+        if charges:
+            parts += (bytes([len(charges)]), *(_LEARNED_CHARGE.pack(*learned) for learned in charges))
         if state is not None:
             parts += (_STATE.pack(len(state)), state)
     return [_STEER_HEAD.pack(now_us, len(rows)) + pack_token(lease), b"".join(params), b"".join(parts)]
 
 
 def _pack_order(order: ShedOrder) -> bytes:
-    return _STEER_OVERLOAD.pack(order.quality, order.overloaded, *order.refused_shares, *order.rates)
+    return _STEER_OVERLOAD.pack(
+        order.quality, order.state, order.lent_for_us, order.response_ms, *order.refused_shares, *order.rates,
+        *order.limits,
+    )  # fmt: skip
 
 
 def unpack_steers(reply: bytes, rows: Sequence[Steer]) -> list[SteerStatus]:
-    """Statuses in the order of the rows; LeaseLost if nothing was done."""
+    """Return statuses in the order of the rows; raise LeaseLost if nothing was done."""
     kept_lease_us(reply)
     assert len(reply) == _REPLY.size + len(rows)
     return [SteerStatus(status) for status in reply[_REPLY.size :]]
 
 
 def kept_lease_us(reply: bytes) -> int:
-    """The store's time when it made this reply; LeaseLost if the reply is that another has the slot."""
+    """Return the store's time of this reply; raise LeaseLost if it says that another controller owns the slot."""
     code, now_us = _REPLY.unpack_from(reply)
     if code == _LOST:
         raise LeaseLost("the slot was taken over, or its lease has ended")
@@ -440,7 +609,7 @@ def kept_lease_us(reply: bytes) -> int:
 
 
 def reply_time_us(reply: bytes) -> int:
-    """The store's time when it made this reply; CallExpired if the reply is that it came too late."""
+    """Return the store's time of this reply; raise CallExpired if it says that the call came too late."""
     code, now_us = _REPLY.unpack_from(reply)
     if code != _DONE:
         raise CallExpired(int(now_us))
@@ -448,7 +617,7 @@ def reply_time_us(reply: bytes) -> int:
 
 
 def pack_loads(loads: Mapping[str, float]) -> bytes:
-    """ARGV[3] of signal.lua: names and loads."""
+    """Return ARGV[3] of signal.lua: names and loads."""
     parts: list[bytes] = []
     for name, load in loads.items():
         raw = name.encode()
@@ -457,7 +626,7 @@ def pack_loads(loads: Mapping[str, float]) -> bytes:
 
 
 def unpack_reports(raw: bytes) -> tuple[Report, ...]:
-    """What signal.lua keeps, oldest first; nothing if it cannot be read."""
+    """Read the reports that signal.lua keeps, oldest first; none if they cannot be read."""
     reports, at = [], 0
     try:
         while at < len(raw):

@@ -1,4 +1,4 @@
-"""Running a script by its name; with its source where the server does not know it yet, or any more."""
+"""Run a script by its digest, and by its source where the server does not have it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from limiter.store.link.connect import Link
 
 
 class Loaded(Protocol):
-    """A script that can be named and sent."""
+    """A script with its digest and source."""
 
     source: bytes
     sha: bytes
@@ -20,7 +20,7 @@ class Loaded(Protocol):
 async def run_script(
     link: Link, key: bytes, script: Loaded, arguments: Sequence[bytes | int], *, timeout_s: float
 ) -> Any:
-    """Run a script where a key lives. A server that lost its scripts did nothing yet, so it is sent again, whole."""
+    """Run a script on the server that holds a key. If the server does not have the script, send its source."""
     try:
         return await link.call(key, "EVALSHA", script.sha, *arguments, timeout_s=timeout_s)
     except NoScriptError:

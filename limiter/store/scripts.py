@@ -10,6 +10,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
+from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.model.policy.policy_log import Applied, Call
@@ -28,6 +29,7 @@ from limiter.store.layout import (
     unpack_settles,
     unpack_steers,
 )
+from limiter.store.leases.lease_layout import pack_ask, unpack_answer
 from limiter.store.policies import policy_layout
 from limiter.store.policies.policy_layout import pack_changes, pack_origin, unpack_applied
 
@@ -37,46 +39,46 @@ _WORD = re.compile(r"\b[A-Z_]+\b")
 
 
 def scripts_directory() -> Path:
-    """Where the scripts are: inside the installed package, or at the top of a source checkout."""
+    """The folder of the scripts: inside the installed package, or at the top of a source checkout."""
     package = Path(__file__).resolve().parent.parent
     installed = package / "lua"
     return installed if installed.is_dir() else package.parent / "lua"
 
 
 def load_source(name: str) -> bytes:
-    """A script with the parts it includes spliced in."""
+    """Return a script with its included parts spliced in."""
     directory = scripts_directory()
     source = (directory / f"{name}.lua").read_text(encoding="utf-8")
     return _INCLUDE.sub(lambda match: (directory / match[1]).read_text(encoding="utf-8"), source).encode()
 
 
 def load_script(name: str) -> bytes:
-    """A script as it is sent: its numeric constants stand where they are used.
+    """Return a script as it is sent: with numeric constants written where they are used.
 
-    Every call runs the whole script anew, and each local that a function refers to costs time both then and at every
-    use: with literals a call of one operation takes a fifth less of the server's time, a hot bucket a tenth less.
+    Every call runs the whole script, and each local that a function refers to costs time then and at every use: with
+     literals a call of one operation takes a fifth less of the server's time, a hot bucket a tenth less.
     """
     source = load_source(name).decode()
     constants: dict[str, str] = {}
     for names, values in _CONSTANTS.findall(source):
         constants |= {name: f"({value})" for name, value in zip(names.split(", "), values.split(", "), strict=True)}
-    # What is declared leaves its line empty, so that errors name the lines of the source.
+    # A declaration leaves its line empty, so that errors name the lines of the source.
     body = _CONSTANTS.sub("", source)
     return _WORD.sub(lambda word: constants.get(word[0], word[0]), body).encode()
 
 
 class Script(Protocol[WaitT]):
-    """What the batcher needs to know of a script that takes batches."""
+    """A script that takes batches, as the batcher uses it."""
 
     name: str
     source: bytes
     sha: bytes
 
     def take(self, queue: deque[WaitT]) -> Batch[WaitT]:
-        """The next batch of what waits, packed; nothing if all of them gave up."""
+        """Take the next batch from the queue and pack it; empty if all operations in it gave up."""
 
     def tell(self, batch: Sequence[WaitT], reply: bytes, now_us: int) -> None:
-        """Tell each operation of a batch its answer."""
+        """Give each operation of a batch its answer."""
 
 
 class AcquireScript:
@@ -89,11 +91,10 @@ class AcquireScript:
         self.sha = _sha(self.source)
 
     def take(self, queue: deque[Asking]) -> Batch[Asking]:
-        """The next batch of acquires."""
         return take_acquires(queue)
 
     def tell(self, batch: Sequence[Asking], reply: bytes, now_us: int) -> None:
-        """Each its answer, as the model would give it."""
+        """Give each acquire its answer, in the form of the model."""
         at = REPLY_SIZE
         for asking in batch:
             answer, at = unpack_acquire(reply, at, len(asking.buckets), now_us)
@@ -102,14 +103,13 @@ class AcquireScript:
     def call(
         self, prefix: bytes, flush_id: bytes, operations: Sequence[Acquire], *, now_us: int = 0, expires_us: int = 0
     ) -> list[bytes | int]:
-        """Key count, KEYS and ARGV of one call for these operations."""
+        """Return key count, KEYS and ARGV of one call for these operations."""
         asking = [Asking(0.0) for _ in operations]
         for one, operation in zip(asking, operations, strict=True):
             one.take_over(operation)
         return _whole(prefix, flush_id, take_acquires(deque(asking)), len(operations), now_us, expires_us)
 
     def answers(self, reply: bytes, operations: Sequence[Acquire]) -> list[AcquireAnswer]:
-        """One answer per acquire."""
         return unpack_acquires(reply, operations)
 
 
@@ -123,11 +123,10 @@ class SettleScript:
         self.sha = _sha(self.source)
 
     def take(self, queue: deque[Settling]) -> Batch[Settling]:
-        """The next batch of settles."""
         return take_settles(queue)
 
     def tell(self, batch: Sequence[Settling], reply: bytes, now_us: int) -> None:
-        """Each its answer, as the model would give it."""
+        """Give each settle its answer, in the form of the model."""
         at = REPLY_SIZE
         for settling in batch:
             answer, at = unpack_settle(reply, at, len(settling.buckets), now_us)
@@ -136,14 +135,13 @@ class SettleScript:
     def call(
         self, prefix: bytes, flush_id: bytes, operations: Sequence[Settle], *, now_us: int = 0, expires_us: int = 0
     ) -> list[bytes | int]:
-        """Key count, KEYS and ARGV of one call for these operations."""
+        """Return key count, KEYS and ARGV of one call for these operations."""
         settling = [Settling(0.0) for _ in operations]
         for one, operation in zip(settling, operations, strict=True):
             one.take_over(operation)
         return _whole(prefix, flush_id, take_settles(deque(settling)), len(operations), now_us, expires_us)
 
     def answers(self, reply: bytes, operations: Sequence[Settle]) -> list[SettleAnswer]:
-        """One answer per settle."""
         return unpack_settles(reply, operations)
 
 
@@ -157,7 +155,7 @@ class PoliciesScript:
         self.sha = _sha(self.source)
 
     def call(self, call_id: bytes, call: Call, *, now_us: int = 0, expires_us: int = 0) -> list[bytes | int]:
-        """Key count, KEYS and ARGV."""
+        """Return key count, KEYS and ARGV."""
         return [
             3 + len(call.changes),
             keys.reply(keys.POLICIES, call_id),
@@ -171,7 +169,6 @@ class PoliciesScript:
         ]
 
     def answer(self, reply: bytes) -> Applied:
-        """What came of it."""
         return unpack_applied(reply)
 
 
@@ -185,11 +182,11 @@ class LeaseScript:
         self.sha = _sha(self.source)
 
     def call(self, prefix: bytes, owner: bytes, *, ttl_ms: int) -> list[bytes | int]:
-        """Key count, KEYS and ARGV. A `ttl_ms` of 0 gives the lease back."""
+        """Return key count, KEYS and ARGV. A `ttl_ms` of 0 gives the lease back."""
         return [2, keys.lease(prefix), keys.fence(prefix), owner, ttl_ms]
 
     def answer(self, reply: list[int], owner: bytes) -> Lease | None:
-        """What the owner holds now."""
+        """Return the owner's lease; None if another owns the slot."""
         fence, left_ms = reply
         return Lease(owner, fence, left_ms) if fence else None
 
@@ -211,7 +208,7 @@ class SampleScript:
         self.sha = _sha(self.source)
 
     def call(self, prefix: bytes, lease: Lease, *, ttl_ms: int, count: int) -> list[bytes | int]:
-        """Key count, KEYS and ARGV."""
+        """Return key count, KEYS and ARGV."""
         return [
             3,
             keys.lease(prefix),
@@ -223,10 +220,10 @@ class SampleScript:
         ]
 
     def answer(self, reply: list[bytes], prefix: bytes) -> Sampled:
-        """Names, each once; LeaseLost if the slot is another's by now."""
+        """Return the names, each once; raise LeaseLost if another controller owns the slot now."""
         head, *found = reply
         bucket_prefix = keys.bucket(prefix, "")
-        # What is not ours in the list names no bucket of ours.
+        # A key of another form in the list is no bucket.
         ours = (key[len(bucket_prefix) :] for key in found if key.startswith(bucket_prefix) and key.isascii())
         return Sampled(kept_lease_us(head), [name.decode() for name in dict.fromkeys(ours)])
 
@@ -241,7 +238,7 @@ class SteerScript:
         self.sha = _sha(self.source)
 
     def call(self, prefix: bytes, lease: Lease, rows: Sequence[Steer], *, now_us: int = 0) -> list[bytes | int]:
-        """Key count, KEYS and ARGV."""
+        """Return key count, KEYS and ARGV."""
         bucket_prefix = keys.bucket(prefix, "")
         buckets = [bucket_prefix + row.bucket.encode() for row in rows]
         states = [keys.state(prefix, row.bucket) for row in rows if row.state is not None]
@@ -254,8 +251,38 @@ class SteerScript:
         ]
 
     def answers(self, reply: bytes, rows: Sequence[Steer]) -> list[SteerStatus]:
-        """One status per row; LeaseLost if the slot is another's by now."""
+        """Return one status per row; raise LeaseLost if another controller owns the slot now."""
         return unpack_steers(reply, rows)
+
+
+class LendScript:
+    """Typed face of lua/lend.lua."""
+
+    name = "lend"
+
+    def __init__(self) -> None:
+        self.source = load_script(self.name)
+        self.sha = _sha(self.source)
+
+    def call(
+        self, prefix: bytes, ask: LeaseAsk, *, entry: bytes = b"", now_us: int = 0, expires_us: int = 0
+    ) -> list[bytes | int]:
+        """Return key count, KEYS and ARGV. `entry` stands in the index of the slot's leases; without one the lease."""
+        bucket_prefix = keys.bucket(prefix, "")
+        return [
+            4 + len(ask.wants),
+            keys.lease_row(prefix, ask.lease),
+            keys.sampling(prefix),
+            keys.touched(prefix),
+            *(bucket_prefix + want.bucket.encode() for want in ask.wants),
+            keys.leases(prefix),
+            *pack_ask(ask, now_us=now_us, expires_us=expires_us),
+            entry or ask.lease.encode(),
+        ]
+
+    def answer(self, reply: bytes, ask: LeaseAsk) -> LeaseAnswer:
+        """Return the answer of the store."""
+        return unpack_answer(reply, ask.wants)
 
 
 class SignalScript:
@@ -270,7 +297,7 @@ class SignalScript:
     def call(
         self, prefix: bytes, bucket: str, source: str, loads: Mapping[str, float], *, now_us: int = 0
     ) -> list[bytes | int]:
-        """Key count, KEYS and ARGV."""
+        """Return key count, KEYS and ARGV."""
         return [1, keys.signals(prefix, bucket), _TIME.pack(now_us), keys.source_digest(source), pack_loads(loads)]
 
 
@@ -280,7 +307,7 @@ _TIME = Struct("<d")
 def arguments(
     prefix: bytes, flush_id: bytes, batch: Batch[Any], *, now_us: int = 0, expires_us: int = 0
 ) -> list[bytes | int]:
-    """Key count, KEYS and ARGV of a script that takes batches: its buckets, the other keys it names, its operations."""
+    """Return key count, KEYS and ARGV of a script that takes batches: its buckets, its other keys, its operations."""
     buckets = batch.buckets
     bucket_prefix = keys.bucket(prefix, "")
     return [

@@ -1,7 +1,7 @@
-"""The controller's way to a slot: own it, see what changed, set what was decided.
+"""The controller's access to a slot: own it, read what changed, write what was decided.
 
-Every call shows the lease; one that comes from a former owner does nothing, and raises `LeaseLost` (F-P7). Nothing is
-sent again after a lost connection: values are absolute and counters only grow, so the next cycle does as well.
+Every call presents the lease; one from a former owner does nothing and raises `LeaseLost` (F-P7). Nothing is sent again
+after a lost connection: values are absolute and counters only grow, so the next cycle does as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Steering:
-    """One controller's hold on slots. All of it raises `StoreError` where the store does not answer in time."""
+    """One controller's slots. All methods raise `StoreError` if the store does not answer in time."""
 
     def __init__(
         self, link: Link, *, owner: bytes | None = None, lease_ms: int = LEASE_MS, timeout_s: float = TIMEOUT_S
@@ -46,12 +46,12 @@ class Steering:
         self._steer = SteerScript()
 
     async def take(self, slot: Slot) -> Lease | None:
-        """Own the slot from now on, or go on owning it; None while it is another's."""
+        """Take or renew ownership of the slot; None while another controller owns it."""
         call = self._lease.call(slot.prefix, self.owner, ttl_ms=self._lease_ms)
         return self._lease.answer(await self._run(slot.prefix, self._lease, call), self.owner)
 
     async def release(self, slot: Slot) -> None:
-        """Give the slot back, so that another need not wait for the lease to end."""
+        """Give the slot back, so that another controller need not wait for the lease to end."""
         await self._run(slot.prefix, self._lease, self._lease.call(slot.prefix, self.owner, ttl_ms=0))
 
     async def sample(self, slot: Slot, lease: Lease, count: int) -> Sampled:
@@ -60,37 +60,50 @@ class Steering:
         return self._sample.answer(await self._run(slot.prefix, self._sample, call), slot.prefix)
 
     async def records(self, slot: Slot, names: Sequence[str]) -> dict[str, Record]:
-        """The records of some buckets, without those that are gone or cannot be read (F-S11)."""
+        """Return the records of buckets, without those that are gone or cannot be read (F-S11)."""
         raws = await self.raw_records(slot, names)
         found = {name: read_record(raw) for name, raw in raws.items()}
         return {name: record for name, record in found.items() if record is not None}
 
     async def raw_records(self, slot: Slot, names: Sequence[str]) -> dict[str, bytes]:
-        """What stands where some buckets' records should, for `read_record`; without those that are gone.
+        """Return the bytes of buckets' records, for `read_record`; without those that are gone.
 
-        Who looks at thousands of them, one after the other, is faster with one at a time in memory.
+        Reading thousands of records is faster with only one of them unpacked at a time.
         """
         return await self._read(slot.prefix, names, keys.bucket)
 
     async def states(self, slot: Slot, names: Sequence[str]) -> dict[str, bytes]:
-        """What was last kept of some buckets, as far as anything was."""
+        """Return the controller's state of buckets, where there is one."""
         return await self._read(slot.prefix, names, keys.state)
 
+    async def memories(self, slot: Slot, limits: Sequence[str]) -> dict[str, bytes]:
+        """Return what was last kept of some limits, by what the names of their buckets begin with."""
+        return await self._read(slot.prefix, limits, keys.memory)
+
+    async def keep_memory(self, slot: Slot, limit: str, memory: bytes, *, life_s: int) -> None:
+        """Keep what the buckets of a limit have taught. A former owner may do so as well: it knows no less."""
+        key = keys.memory(slot.prefix, limit)
+        await self._link.call(slot.prefix, "SET", key, memory, "EX", life_s, timeout_s=self._timeout_s)
+
     async def signals(self, slot: Slot, names: Sequence[str]) -> dict[str, tuple[Report, ...]]:
-        """What services report of their load, to each bucket itself or to all of its policy's; without the silent."""
+        """Return the reports of load for each bucket, for all of its policy or all of its namespace (G5).
+
+        Buckets without a report are left out.
+        """
         policies = {name: name.partition(":")[0] for name in names}
-        wanted = list(dict.fromkeys((*names, *policies.values())))
+        wanted = list(dict.fromkeys((*names, *policies.values(), keys.EVERY_BUCKET)))
         raws = await self._read(slot.prefix, wanted, keys.signals)
         reports = {name: unpack_reports(raw) for name, raw in raws.items()}
+        everywhere = reports.get(keys.EVERY_BUCKET, ())
         found = {}
         for name, policy in policies.items():
             own, of_all = reports.get(name, ()), reports.get(policy, ()) if policy != name else ()
-            if own or of_all:
-                found[name] = own + of_all
+            if own or of_all or everywhere:
+                found[name] = own + of_all + everywhere
         return found
 
     async def steer(self, slot: Slot, lease: Lease, rows: Sequence[Steer]) -> list[SteerStatus]:
-        """Set what was decided, each bucket at most once. `LeaseLost` may come after some of many rows were set."""
+        """Write what was decided, each bucket once at most. LeaseLost may come after some of many rows are written."""
         assert len({row.bucket for row in rows}) == len(rows), "each bucket once"
         statuses: list[SteerStatus] = []
         for some in _slices(rows, STEERED_MAX):

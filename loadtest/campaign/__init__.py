@@ -1,1 +1,1 @@
-"""A campaign of hostile traffic against real nodes, while somebody well-behaved is served and keeps exact accounts."""
+"""A campaign of hostile traffic against real nodes, beside a well-behaved customer that keeps exact accounts."""

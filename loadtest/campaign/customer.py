@@ -1,10 +1,10 @@
-"""Somebody well-behaved meanwhile: acquires, reports progress, settles, repeats, and keeps its own accounts.
+"""A well-behaved customer: acquires, reports progress, settles, repeats, and keeps its own accounts.
 
     python -m loadtest.campaign.customer <orders>
 
-A process of its own that does nothing else. Between its calls it asks a server that does nothing, and now and then it
-computes for some milliseconds: how long these take is what this machine makes anybody wait just then, so that a slow
-answer of a node can be told from a busy machine.
+It is a process of its own that does nothing else. Between its calls it asks a server that does nothing, and now and
+then it computes for some milliseconds: the time of these shows how busy the machine is just then, which
+distinguishes a slow node from a busy machine.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CUSTOMERS = ("good-1", "good-2", "good-3")
 EVERY_S = 0.05
 COMPUTE_EVERY_S = 1.0
 COMPUTE_S = 0.03
-"""Of processor time: more than a scheduler gives a process for having slept."""
+"""Processor time: more than a scheduler grants a process for having slept."""
 TIMEOUT_S = 30.0
 TRIES_MAX = 20
 NOTHING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Orders(msgspec.Struct):
-    """What the customer is told."""
+    """The orders of the customer."""
 
     ports: list[int]
     key: str
@@ -42,7 +42,7 @@ class Orders(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """One call and how long it took."""
+    """One call and its duration."""
 
     at_s: float
     port: int
@@ -51,14 +51,14 @@ class Call(msgspec.Struct):
 
 
 class Share(msgspec.Struct):
-    """How many times its processor time something took: 4 where a process gets a quarter of a core."""
+    """Elapsed time divided by processor time: 4 if a process gets a quarter of a core."""
 
     at_s: float
     stretch: float
 
 
 class Report(msgspec.Struct):
-    """What the customer saw."""
+    """The customer's calls and accounts."""
 
     calls: list[Call]
     shares: list[Share]
@@ -69,7 +69,7 @@ class Report(msgspec.Struct):
 
 
 class Customer:
-    """One call at a time, to one node after the other."""
+    """Makes one call at a time, to one node after another."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -82,7 +82,7 @@ class Customer:
         self._grants = 0
 
     def run(self) -> Report:
-        """Until the time is over."""
+        """Run until the time is over."""
         idle_port = serve_nothing()
         end_s = time.monotonic() + self._orders.seconds
         while time.monotonic() < end_s and len(self._complaints) < 20:
@@ -95,7 +95,7 @@ class Customer:
         return Report(self._calls, self._shares, self._spent, self._grants, self._complaints)
 
     def _deal(self, port: int) -> None:
-        """One acquire and what follows. The other node may be asked to settle."""
+        """Make one acquire and its settle, perhaps at the other node."""
         draw, customer = self._draw, self._draw.choice(CUSTOMERS)
         self._grants += 1
         once = {"Idempotency-Key": f"{self._orders.seed}-{self._grants}"}
@@ -105,7 +105,7 @@ class Customer:
         if granted is None:
             return
         if draw.random() < 0.1:
-            self._spent[customer] += charged  # never settled: the estimate stays
+            self._spent[customer] += charged  # never settled: the estimate stays charged
             return
         port = draw.choice(self._orders.ports)
         work = draw.randrange(20)
@@ -117,7 +117,7 @@ class Customer:
             self._ask(port, "/v1/settle", tell, {})
 
     def _ask(self, port: int, path: str, body: dict[str, object], headers: dict[str, str]) -> dict[str, str] | None:
-        """What a node answers; asked again as long as it says that it could not decide."""
+        """Return a node's answer; ask again as long as it could not decide."""
         for _ in range(TRIES_MAX):
             status, content = self._time(port, port, "POST", path, json.dumps(body).encode(), headers)
             if status == 200:
@@ -140,14 +140,14 @@ class Customer:
             answer = connection.getresponse()
             status, content = answer.status, answer.read()
         except (OSError, HTTPException) as error:
-            connection.close()  # and opened again by the next call
+            connection.close()  # the next call opens it again
             status, content = 0, repr(error).encode()
         self._calls.append(Call(began_s, known_as, time.monotonic() - began_s))
         return status, content
 
 
 def share() -> Share:
-    """Compute for a moment, and see how long it took."""
+    """Compute for a moment, and measure how long it took."""
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     while time.process_time() < began_cpu_s + COMPUTE_S:
         pass
@@ -156,7 +156,7 @@ def share() -> Share:
 
 
 def serve_nothing() -> int:
-    """A server in a thread of its own whose answers cost nothing; its port."""
+    """Start a server in a thread, whose answers cost nothing; return its port."""
     ready = threading.Event()
     ports: list[int] = []
 
@@ -182,7 +182,7 @@ class _Nothing(asyncio.Protocol):
 
 
 def main(orders: str) -> None:
-    """Deal as ordered, and write the report."""
+    """Run as ordered, and write the report."""
     told = msgspec.json.decode(orders, type=Orders)
     Path(told.report).write_bytes(msgspec.json.encode(Customer(told).run()))
 

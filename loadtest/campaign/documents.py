@@ -1,4 +1,4 @@
-"""JSON that nobody should send: deep, huge, odd or broken, from a generator of random numbers and nothing else."""
+"""JSON that nobody should send: deep, huge, odd or broken, from a generator of random numbers alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BROKEN = (
 
 
 def value(draw: Random, depth: int = 0) -> Any:
-    """Any value, odd ones among them."""
+    """Return any value, odd ones among them."""
     kind = draw.randrange(9 if depth < 4 else 6)
     if kind == 0:
         return draw.choice([None, True, False])
@@ -37,7 +37,7 @@ def value(draw: Random, depth: int = 0) -> Any:
 
 
 def text(draw: Random) -> str:
-    """Any text without lone surrogates."""
+    """Return any text without lone surrogates."""
     if draw.random() < 0.6:
         return draw.choice(ODD_TEXTS)
     letters = [chr(draw.choice([draw.randrange(0x20, 0x7F), draw.randrange(0xD800), draw.randrange(0xE000, 0x110000)]))]
@@ -45,7 +45,7 @@ def text(draw: Random) -> str:
 
 
 def mutated(draw: Random, document: Any) -> Any:
-    """The same with one place changed: a value replaced, a field left out or one too many."""
+    """Return a copy with one place changed: a value replaced, a field left out or one too many."""
     if isinstance(document, dict) and document and draw.random() < 0.8:
         name = draw.choice(list(document))
         others = {key: inner for key, inner in document.items() if key != name}
@@ -61,7 +61,7 @@ def mutated(draw: Random, document: Any) -> Any:
 
 
 def written(draw: Random, document: Any) -> bytes:
-    """As JSON, sometimes with a number that JSON or Python cannot say, a name twice, or its text damaged."""
+    """Return JSON, sometimes with a number that JSON or Python cannot express, a repeated name, or damaged text."""
     body = json.dumps(document, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
     chance = draw.random()
     if chance < 0.08 and b":" in body:
@@ -77,7 +77,7 @@ def written(draw: Random, document: Any) -> bytes:
 
 
 def heavy(draw: Random) -> bytes:
-    """A body made to be slow to refuse (F-H10), up to about a megabyte."""
+    """Return a body made to be slow to refuse (F-H10), up to about a megabyte."""
     count = draw.choice([10, 1_000, 16_000, 60_000])
     kinds = [
         lambda: b'{"reservation":"' + b'\\"' * count,

@@ -1,6 +1,6 @@
-"""A load test from nothing: `python -m loadtest.locust`, or `make loadtest SHAPE=spike`.
+"""A complete load test: `python -m loadtest.locust`, or `make loadtest SHAPE=spike`.
 
-Starts `headgate up` with several API workers on a free port, lets Locust's users loose on it, checks thresholds (the
+Starts `headgate up` with several API workers on a free port, runs Locust's users against it, checks thresholds (the
 exit status says whether all held) and writes <shape>.html and <shape>.md.
 """
 
@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 
 from loadtest import probe
+from loadtest.headgate_processes import ROOT, StartFailure, await_ready, headgate
 from loadtest.locust.caller import SERVICE
-from loadtest.locust.fleet import LocustFailure, run_locust
 from loadtest.locust.limits import WorkLimit, policy_file
-from loadtest.locust.report import report
+from loadtest.locust.locust_processes import LocustFailure, run_locust
+from loadtest.locust.run_report import report
+from loadtest.locust.run_tally import Tally
 from loadtest.locust.shapes import SHAPES
-from loadtest.locust.tally import Tally
 from loadtest.locust.thresholds import Check, judge
 from loadtest.probe import Times
-from loadtest.processes import ROOT, StartFailure, await_ready, headgate
 
 DEADLINE_MS = 100
 ALLOWANCE_MS = 100.0
@@ -38,7 +38,7 @@ PROBE_CONNECTIONS = 4
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; 0 if every threshold held."""
+    """Run; return 0 if every threshold held."""
     given = _parse(arguments)
     given.results.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,7 +1,7 @@
-"""What a user does with a request: acquire, work, settle; ask again as refusals say; try another node on a failure.
+"""The behaviour of a user: acquire, work, settle; ask again as refusals say; try another node on a failure.
 
 acquire ──200──► work ──► settle, at any node, until one answers
-        ├─429──► wait as told and ask again with the next attempt number, if the budget allows (G6)
+        ├─429──► wait as the answer says and ask again with the next attempt number, if the budget allows (G6)
         └─503, no answer──► the same question, under the same Idempotency-Key, to the next node (F-R7, F-R11)
 """
 
@@ -17,18 +17,18 @@ import msgspec
 
 from loadtest.locust.attempts import Attempt, Call
 from loadtest.locust.draws import Ask
-from loadtest.locust.retries import RetryBudget, retry_pause_s
+from loadtest.locust.retry_budget import RetryBudget, retry_pause_s
 
 SERVICE = "shop"
 SETTLE_TRIES_MAX = 40
 SETTLE_PAUSE_S = 0.25
 SHUN_S = 1.0
-"""How long a node that did not answer is left alone."""
+"""How long a node that did not answer is avoided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. A status of 0: nothing did, and `failure` says why."""
+    """The answer to a call. A status of 0: none came, and `failure` says why."""
 
     status: int
     body: bytes = b""
@@ -41,11 +41,11 @@ class Transport(Protocol):
     """Sends one POST."""
 
     def __call__(self, node: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-        """An answer always, be it that none came."""
+        """Return an answer in any case, even one that says that none came."""
 
 
 class _Body(msgspec.Struct):
-    """What there may be in an answer."""
+    """The fields of an answer that are used."""
 
     reservation: str = ""
     charged: float = 0.0
@@ -57,7 +57,7 @@ class _Body(msgspec.Struct):
 
 @dataclass(slots=True)
 class Caller:
-    """One user. Time, sleep, draws and transport are given, so that tests need no server."""
+    """One user. Time, sleep, draws and transport are arguments, so that tests need no server."""
 
     nodes: Sequence[str]
     send: Transport
@@ -65,14 +65,14 @@ class Caller:
     draws: Random
     sleep: Callable[[float], object]
     aside: Callable[[Callable[[], None]], object] = lambda work: work()
-    """Does something while its user goes on: a settle that waits for the store must not hold up the next request."""
+    """Runs a function while its user goes on: a settle that waits for the store must not hold up the next request."""
     now_s: Callable[[], float] = time.time
     work_ms_per_unit: float = 1.0
     budget: RetryBudget = field(default_factory=RetryBudget)
     _shunned_until_s: dict[str, float] = field(default_factory=dict)
 
     def request(self, ask: Ask) -> None:
-        """One request, to its end."""
+        """Carry out one request to its end."""
         self.budget.count_request()
         attempt = 1
         while True:
@@ -89,7 +89,7 @@ class Caller:
             attempt += 1
 
     def _acquire(self, ask: Ask, attempt: int) -> _Body | None:
-        """A decision, from the first node that gives one; None if none does."""
+        """Return a decision of the first node that gives one; None if none does."""
         question = {
             "descriptor": {"service": SERVICE, "tenant": ask.tenant, "operation": ask.operation},
             "work": ask.estimate,
@@ -124,7 +124,7 @@ class Caller:
             told = self._attempt(ask, "settle", node, answer, body)
             told.is_final = number == SETTLE_TRIES_MAX or 400 <= answer.status < 500
             if answer.status == 200:
-                # Even if the answer to an earlier try was lost: a settle counts once (F-R2).
+                # Even if the answer to an earlier attempt was lost: a settle counts once (F-R2).
                 told.work = ask.cost - granted.charged
                 told.settle_lag_ms = 1000 * (told.at_s - done_s)
             self.tell(told)
@@ -140,7 +140,7 @@ class Caller:
         return answer, msgspec.json.decode(answer.body, type=_Body)
 
     def _nodes_in_turn(self) -> list[str]:
-        """All nodes in random order, those that did not answer just now last."""
+        """Return all nodes in random order; those that failed to answer just now come last."""
         now_s = self.now_s()
         nodes = self.draws.sample(self.nodes, len(self.nodes))
         return sorted(nodes, key=lambda node: self._shunned_until_s.get(node, 0.0) > now_s)

@@ -1,4 +1,4 @@
-"""What users draw: the cost of a request and whose it is. The same seed draws the same.
+"""Random draws of users: the cost of a request and its tenant. The same seed draws the same.
 
 Constant       every request costs the same
 Bimodal        most are cheap, some expensive
@@ -22,10 +22,10 @@ class Cost(Protocol):
 
     @property
     def mean(self) -> float:
-        """What a caller who knows the workload estimates."""
+        """The estimate of a caller who knows the workload."""
 
     def draw(self, draws: Random) -> float:
-        """What one request really costs."""
+        """Return the real cost of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,9 @@ class Constant:
 
     @property
     def mean(self) -> float:
-        """The cost itself."""
         return self.work
 
     def draw(self, draws: Random) -> float:
-        """The cost itself."""
         return self.work
 
 
@@ -54,11 +52,9 @@ class Bimodal:
 
     @property
     def mean(self) -> float:
-        """Between the two, by the share."""
         return self.cheap + (self.expensive - self.cheap) * self.expensive_share
 
     def draw(self, draws: Random) -> float:
-        """One of the two."""
         return self.expensive if draws.random() < self.expensive_share else self.cheap
 
 
@@ -77,7 +73,7 @@ class Pareto:
         return (self.alpha * self.least - tail) / (self.alpha - 1)
 
     def draw(self, draws: Random) -> float:
-        """Cut off, not drawn again: the tail counts as `most`."""
+        """Return a cost; the tail is cut off at `most`, not drawn again."""
         return min(self.most, self.least * draws.paretovariate(self.alpha))
 
 
@@ -88,18 +84,17 @@ class Zipf:
         self._heights = list(accumulate(math.pow(rank, -exponent) for rank in range(1, count + 1)))
 
     def draw(self, draws: Random) -> int:
-        """A rank."""
         return bisect_left(self._heights, draws.random() * self._heights[-1])
 
     def share(self, rank: int) -> float:
-        """How often a rank is drawn."""
+        """Return the probability of a rank."""
         below = self._heights[rank - 1] if rank else 0.0
         return (self._heights[rank] - below) / self._heights[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something users ask for, and how often."""
+    """A kind of request, and how often users send it."""
 
     name: str
     weight: float
@@ -127,7 +122,7 @@ MILD_OPERATIONS = (
     Operation("write", 0.3, Bimodal(cheap=2.0, expensive=10.0, expensive_share=0.1)),
     Operation("scan", 0.1, Pareto(least=2.0, alpha=1.5, most=20.0)),
 )
-"""No request costs more than a small bucket may owe: what is admitted can be held to C + D to the unit."""
+"""No request costs more than a small bucket may owe, so admissions can be checked against C + D to the unit."""
 WORKLOADS = {"mixed": OPERATIONS, "mild": MILD_OPERATIONS}
 CLASSES = {"critical_plus": 0.1, "critical": 0.5, "sheddable_plus": 0.2, "sheddable": 0.2}
 
@@ -144,11 +139,11 @@ class Workload:
 
     @property
     def mean_cost(self) -> float:
-        """Of one request (units)."""
+        """Mean cost of a request (units)."""
         return sum(one.weight * one.cost.mean for one in self._operations) / sum(self._weights)
 
     def draw(self, draws: Random) -> Ask:
-        """The next request."""
+        """Return the next request."""
         (operation,) = draws.choices(self._operations, self._weights)
         (criticality,) = draws.choices(list(CLASSES), list(CLASSES.values()))
         return Ask(

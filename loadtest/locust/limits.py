@@ -1,4 +1,4 @@
-"""The limits that a run is held to, and whether the work that was admitted kept to one.
+"""The limits of a run, and whether the admitted work kept to them.
 
 A bucket of rate r and capacity C that may go D into debt admits at most C + D + r·W in any W seconds. Seen from
 outside, with work put in and r flowing out, the same bound is a level:
@@ -22,15 +22,15 @@ class WorkLimit:
     debt_max: float
     per: tuple[str, ...] = ()
     reserve: str = ""
-    """In the words of a policy file."""
+    """The `reserve` of a policy file."""
 
     @property
     def slack(self) -> float:
-        """C + D: how much a sound bucket admits beyond what its rate brings."""
+        """C + D: the most that a correct bucket admits beyond its rate."""
         return self.capacity + self.debt_max
 
     def policy(self, service: str) -> str:
-        """As a policy file has it."""
+        """Return the policy as in a policy file."""
         fields = (
             f"name: {self.name}",
             f"match: {{service: {service}}}",
@@ -45,12 +45,13 @@ class WorkLimit:
 
 
 def policy_file(limits: Iterable[WorkLimit], *, service: str, namespaces: str = "") -> str:
-    """A whole policy file."""
+    """Return a whole policy file."""
     return namespaces + "policies:\n" + "".join(limit.policy(service) for limit in limits)
 
 
 def level_max(admissions: Iterable[tuple[float, float]], rate: float) -> float:
-    """The highest level that admissions reach: pairs of when (s) and how much, in order of time; refunds below 0."""
+    """Return the highest level that admissions reach: pairs of time (s) and amount, in order of time; refunds below
+    0."""
     level = highest = last_s = 0.0
     for at_s, work in admissions:
         level = max(0.0, max(0.0, level - rate * max(0.0, at_s - last_s)) + work)

@@ -1,4 +1,4 @@
-"""What Locust runs: users, the shape of their number, and the figures beside Locust's own.
+"""Locust's users, the shape of their number, and the figures beside Locust's own.
 
 Started by `python -m loadtest.locust`; by hand as docs/loadtest.md says.
 """
@@ -21,8 +21,8 @@ from locust.runners import MasterRunner, WorkerRunner
 from loadtest.locust.attempts import Attempt
 from loadtest.locust.caller import Answer, Caller
 from loadtest.locust.draws import WORKLOADS, Workload
+from loadtest.locust.run_tally import Tally
 from loadtest.locust.shapes import SHAPES, users_at
-from loadtest.locust.tally import Tally
 
 TALLY = "headgate_tally"
 SHARE_EVERY_S = 1.0
@@ -34,7 +34,7 @@ SETTLING_MAX = 2_000
 
 
 class Figures:
-    """This process's tally, what it has told the master of it, and the file of attempts if one is wanted."""
+    """This process's tally, the part that was sent to the master, and the file of attempts if one is wanted."""
 
     def __init__(self) -> None:
         self.total = Tally()
@@ -43,25 +43,25 @@ class Figures:
         self._records: BinaryIO | None = None
 
     def begin(self, *, late_ms: float, records: str) -> None:
-        """What counts as late (ms), and where attempts are written, a line of JSON each."""
+        """Set the limit of late answers (ms), and the file for attempts, a line of JSON each."""
         self._late_ms = late_ms
         if records:
             self._records = Path(records).open("wb")  # noqa: SIM115  closed by `end`
 
     def tell(self, attempt: Attempt) -> None:
-        """An attempt was made."""
+        """Count an attempt."""
         self.total.count(attempt, late_ms=self._late_ms)
         self._untold.count(attempt, late_ms=self._late_ms)
         if self._records is not None:
             self._records.write(msgspec.json.encode(attempt) + b"\n")
 
     def untold(self) -> dict[str, str]:
-        """What the master does not know yet; from now on it does."""
+        """Return what was not sent to the master yet, and count it as sent."""
         told, self._untold = self._untold, Tally()
         return {"tally": msgspec.json.encode(told).decode()}
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Close the file."""
         if self._records is not None:
             self._records.close()
 
@@ -111,7 +111,7 @@ def _share(runner: WorkerRunner) -> None:
 
 
 def _say(environment: Environment) -> None:
-    """A line of progress now and then."""
+    """Print a line of progress now and then."""
     began_s, limit = time.time(), environment.parsed_options.limit  # type: ignore[union-attr]
     while True:
         gevent.sleep(SAY_EVERY_S)
@@ -134,7 +134,7 @@ def _start(environment: Environment, **_: Any) -> None:
 
 @events.test_stop.add_listener
 def _stop(environment: Environment, **_: Any) -> None:
-    # Sent before the worker says that it has stopped, and so heard before the master ends.
+    # Sent before the worker says that it has stopped, and so received before the master ends.
     if isinstance(environment.runner, WorkerRunner):
         environment.runner.send_message(TALLY, figures.untold())
 
@@ -151,7 +151,7 @@ class ChosenShape(LoadTestShape):
     """The shape that `--shape` names."""
 
     def tick(self) -> tuple[int, float] | None:
-        """How many users now; None: it is over."""
+        """Return the number of users now; None: the run is over."""
         assert self.runner is not None
         options: Any = self.runner.environment.parsed_options
         shape = SHAPES[options.shape]
@@ -169,7 +169,7 @@ class HeadgateUser(FastHttpUser):
     users_made = 0
 
     def on_start(self) -> None:
-        """Draws of its own, by its number within its worker."""
+        """Set up draws of its own, seeded by its number within its worker."""
         options: Any = self.environment.parsed_options
         HeadgateUser.users_made += 1
         worker = getattr(self.environment.runner, "worker_index", 0)
@@ -183,7 +183,7 @@ class HeadgateUser(FastHttpUser):
 
     @task
     def request(self) -> None:
-        """One request, to its end, and a pause whose length is exponential."""
+        """Carry out one request, and pause for an exponential time."""
         self.caller.request(self.workload.draw(self.draws))
         gevent.sleep(self.draws.expovariate(1 / self.think_s))
 
@@ -200,7 +200,7 @@ class HeadgateUser(FastHttpUser):
 
 
 def _kind(error: BaseException | None) -> str:
-    """Why there was no answer."""
+    """Return why there was no answer."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, TimeoutError):

@@ -1,6 +1,6 @@
-"""How many users there are at a time: steady, ramp, spike, soak.
+"""The number of users over time: steady, ramp, spike, soak.
 
-A shape is told as stretches, each a share of the duration in which the users go from one multiple of the nominal
+A shape consists of stretches, each a share of the duration in which the users go from one multiple of the nominal
 number to another in a straight line. The same shape fits five seconds and five hours.
 """
 
@@ -21,7 +21,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One way for the number of users to go, and how long it takes unless told otherwise."""
+    """A course of the number of users, and its default duration."""
 
     default_s: float
     stretches: tuple[Stretch, ...]
@@ -47,7 +47,7 @@ SHAPES = {
 
 
 def users_at(shape: Shape, at_s: float, *, duration_s: float, nominal_users: int) -> int | None:
-    """How many users there are; None once the run is over."""
+    """Return the number of users; None once the run is over."""
     began_s = 0.0
     for stretch in shape.stretches:
         lasts_s = stretch.share * duration_s

@@ -1,15 +1,15 @@
-"""What a run must have shown. Every check says what was found and what is allowed."""
+"""The thresholds of a run. Every check says what was found and what is allowed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from loadtest.locust.limits import WorkLimit, level_max
-from loadtest.locust.tally import Second, Tally
+from loadtest.locust.run_tally import Second, Tally
 from loadtest.probe import Times
 
 FAILED_SHARE_MAX = 0.01
-"""Each was tried again: a store that waits for a core beyond the deadline has settles answered with 503."""
+"""Each is repeated: a store that waits for a core beyond the deadline has settles answered with 503."""
 LATE_SHARE_MAX = 0.01
 """Users, nodes, store and probe share the cores here."""
 USED_SHARE_MIN = 0.8
@@ -17,12 +17,12 @@ SATURATED = 1.1
 """Demand from this multiple of the limit on counts as saturating it."""
 SATURATED_SECONDS_MIN = 3
 CLASSES_ASKED_MIN = 200
-"""Below so many asks of a class its share of refusals is chance."""
+"""With fewer asks of a class, its share of refusals is chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One threshold, held or not."""
+    """One threshold, and whether it held."""
 
     name: str
     found: str
@@ -31,7 +31,7 @@ class Check:
 
 
 def judge(tally: Tally, limit: WorkLimit, probed: Times, *, late_ms: float) -> list[Check]:
-    """All checks of a run against the limit that all its work shares, and of the probe beside it."""
+    """Return all checks of a run against the limit that all its work shares, and of the probe beside it."""
     return [
         _is_asked(tally),
         _lost(tally),
@@ -58,7 +58,7 @@ def _failures(tally: Tally) -> Check:
 
 
 def _late_answers(probed: Times, late_ms: float) -> Check:
-    """By the probe; one that was not asked says nothing."""
+    """Check the probe's answers; without any it proves nothing."""
     share = probed.late / probed.count if probed.count else 1.0
     return Check(
         f"the probe's calls beyond {late_ms:g} ms",
@@ -69,7 +69,7 @@ def _late_answers(probed: Times, late_ms: float) -> Check:
 
 
 def _excess(tally: Tally, limit: WorkLimit) -> Check:
-    """Over any stretch of whole seconds; where a second's work falls within it is not known, hence one more second."""
+    """Check admissions over whole seconds. Their place within a second is unknown, hence one more second of rate."""
     found = level_max(((at, second.admitted) for at, second in sorted(tally.seconds.items())), limit.rate)
     allowed = limit.slack + limit.rate
     return Check(
@@ -78,7 +78,7 @@ def _excess(tally: Tally, limit: WorkLimit) -> Check:
 
 
 def saturated(tally: Tally, limit: WorkLimit) -> list[Second]:
-    """The seconds in which more was asked for than the limit, the first and the last left out."""
+    """Return the seconds in which more was asked for than the limit, without the first and the last."""
     inner = [second for _, second in sorted(tally.seconds.items())][1:-1]
     return [second for second in inner if second.demanded >= SATURATED * limit.rate]
 
@@ -92,13 +92,14 @@ def _use(tally: Tally, limit: WorkLimit) -> list[Check]:
 
 
 def _settle_lag(tally: Tally, late_ms: float) -> Check:
-    """A settle has the deadline of a decision, and is tried once more where it fails."""
+    """Check the lag of settles: one has the deadline of a decision, and is repeated once if it fails."""
     lag_ms, most_ms = tally.settle_lag_p_ms(99), 2 * late_ms
     return Check("settle lag p99", f"{lag_ms:.0f} ms", f"≤ {most_ms:g} ms", lag_ms <= most_ms)
 
 
 def _fairness(tally: Tally) -> list[Check]:
-    """The least critical are refused at least as often (W11), if enough of both asked and any were refused."""
+    """Check that the least critical are refused at least as often (W11), if enough of both asked and any were
+    refused."""
     low, high = "sheddable", "critical"
     if min(tally.asked_by_class.get(name, 0) for name in (low, high)) < CLASSES_ASKED_MIN or not tally.refusals:
         return []

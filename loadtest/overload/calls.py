@@ -1,4 +1,4 @@
-"""One request of an experiment: ask Headgate, do the work, tell it how long that took.
+"""One request of an experiment: ask Headgate, do the work, settle with how long that took.
 
 acquire ──granted──► POST /work at the quality that was answered ──► settle with latency_ms
         └─refused──► nothing is done
@@ -7,6 +7,8 @@ acquire ──granted──► POST /work at the quality that was answered ─�
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +22,7 @@ Outcome = Literal["served", "refused", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a user wants."""
+    """A request that a user makes."""
 
     kind: str = "cheap"
     criticality: Criticality = Criticality.CRITICAL
@@ -30,7 +32,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What became of it."""
+    """The answer to a request."""
 
     began_s: float
     """Since the experiment began."""
@@ -39,6 +41,40 @@ class Call:
     latency_ms: float = 0.0
     """Of the work itself; 0 unless it was served."""
     quality: float = 1.0
+    count: int = 1
+    """How many calls of the same second were alike."""
+
+    @property
+    def second(self) -> int:
+        """The second in which it was answered."""
+        return int(self.began_s + self.latency_ms / 1000 + 1e-9)
+
+
+Like = tuple[int, Ask, Outcome, float, float]
+"""Second of the answer, request, outcome, latency (ms) and quality: calls that agree in them are counted together."""
+
+
+def like(second: int, ask: Ask, outcome: Outcome, latency_ms: float, quality: float) -> Like:
+    """Three digits of a latency and two of a quality are kept."""
+    return second, ask, outcome, float(f"{latency_ms:.3g}"), round(quality, 2)
+
+
+def counted(calls: Iterable[Call]) -> list[Call]:
+    """Calls of one second that are alike, counted together: small enough to be kept in a file."""
+    tally: Counter[Like] = Counter()
+    for one in calls:
+        tally[like(one.second, one.ask, one.outcome, one.latency_ms, one.quality)] += one.count
+    return from_tally(tally)
+
+
+def from_tally(tally: Counter[Like]) -> list[Call]:
+    """The calls of a tally, in the order of their answers."""
+    order = sorted(tally, key=lambda key: (key[0], key[1].kind, key[1].criticality, key[2], key[3], key[4]))
+    return [
+        Call(second + 0.5 - latency_ms / 1000, ask, outcome, latency_ms, quality, tally[key])
+        for key in order
+        for second, ask, outcome, latency_ms, quality in (key,)
+    ]
 
 
 class _Granted(msgspec.Struct):

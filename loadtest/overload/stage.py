@@ -1,4 +1,4 @@
-"""What an experiment needs around it: a backend and `headgate up`, each a process of its own, on free ports."""
+"""The processes around an experiment: a backend and `headgate up`, on free ports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from loadtest.overload.backend_terms import BackendTerms
 from loadtest.overload.http import Http
 
 FILES_MIN = 8192
@@ -22,21 +23,6 @@ FILES_MIN = 8192
 END_S = 20.0
 DEADLINE_MS = "1000"
 """The machine is at its limit on purpose: a decision that waits for the processor is not yet a store that is away."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendTerms:
-    """How the backend is built."""
-
-    cheap_ms: float = 5.0
-    expensive_ms: float = 50.0
-    is_staged: bool = False
-
-    @property
-    def arguments(self) -> list[str]:
-        """For its command line."""
-        stages = ["--staged"] if self.is_staged else []
-        return ["--cheap-ms", str(self.cheap_ms), "--expensive-ms", str(self.expensive_ms), *stages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +70,7 @@ def _running(command: list[str], **variables: str) -> Iterator[subprocess.Popen[
 
 
 def _line(process: subprocess.Popen[str]) -> str:
-    """The next line that a process says; it says nothing more if it ended."""
+    """The next line of a process's output; an error if it ended instead."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

@@ -1,53 +1,31 @@
-"""An experiment as a whole: the same load with this control and with that, and what is told of it.
+"""An experiment as a whole: the same load with this control and with that, and the claims made of it.
 
-a study  = load + backend + variants of the policy          each variant runs on fresh processes
-told as  = a table of what happened once it had settled, a picture over time, and claims that hold or do not
+a study   = load + backend + variants of the policy
+            real: each variant runs on fresh processes; virtual: in the workbench, in virtual time
+shown as  = a picture over time, a table beside the published figures, one of each variant, and claims that hold or not
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
-from random import Random
-from typing import Any
 
-from loadtest.overload.calls import Ask, Call
-from loadtest.overload.stage import BackendTerms, Stage, stage
-from loadtest.overload.users import Experiment, Moment, Phase, by_second, moment
+from loadtest.overload.backend_terms import BackendTerms
+from loadtest.overload.calls import Call
+from loadtest.overload.machine import Machine
+from loadtest.overload.users import Crowd, Moment, by_second, moment
+from loadtest.overload.variant import Variant
+from loadtest.overload.virtual_time import Point
 from loadtest.plot import Chart
 
-LIMIT = {"name": "backend", "match": {"service": "backend"}, "rate": 1_000_000}
-"""A limit that never binds: what is refused, overload control refused."""
-
-
-STILL_MAX_S = 2.0
-
-
-class StoodStill(Exception):
-    """What was measured says more of the machine than of the control."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """One way to control the load."""
-
-    label: str
-    overload: Mapping[str, Any] | None = None
-    per: tuple[str, ...] = ()
-    """Dimensions with a bucket, and so with controllers, for each of their values."""
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """As it stands in a policy file."""
-        policy: dict[str, Any] = {**LIMIT, "per": list(self.per)}
-        return policy if self.overload is None else {**policy, "overload": dict(self.overload)}
+SHAPE = "shape"
+"""In place of a published figure that is not known: the shapes of the curves are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What happened, a row for each variant and whatever it is told by."""
+    """Rows of words, the first column a name."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -60,92 +38,82 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Something that ought to be so."""
+    """A sentence that is true or not."""
 
     text: str
     holds: bool
+    runs: Sequence[str] = ()
+    """Labels of the variants that it is about; none: of all."""
 
 
-Results = Mapping[str, Sequence[Call]]
-"""The calls of every variant, by its label."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One measure: published, by the published rules here, and by the default rules here."""
+
+    measure: str
+    published: str
+    by_published_rules: str
+    by_ours: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The outcome of one variant."""
+
+    calls: Sequence[Call]
+    points: Sequence[Point] = ()
+    """Of a virtual run: what control did, cycle by cycle."""
+    machine: Machine | None = None
+    """Of a real run."""
+
+
+Results = Mapping[str, Run]
+"""By the label of the variant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What is done, with what, and how it is told."""
+    """What is done, with what, and how it is shown."""
 
     name: str
+    figure: str
+    """The published figures that it repeats."""
     title: str
     asks: str
-    """What is done to whom, in a sentence or two."""
-    settings: Sequence[str]
-    """Parameters that are not the published ones, each with its reason."""
-    choose: Callable[[Random], Ask]
-    phases: Sequence[Phase]
-    think_s: float = 2.0
-    backend: BackendTerms
+    """Who asks what of whom, in a few sentences."""
+    settings: Sequence[str] = ()
+    """Choices of this experiment, each with its reason."""
+    is_virtual: bool
+    crowds: Sequence[Crowd]
+    backend: BackendTerms = field(default_factory=BackendTerms)
     variants: Sequence[Variant]
+    target_s: float = 1.0
     picture: Callable[[Study, Results], Chart]
     table: Callable[[Study, Results], Table]
+    beside: Callable[[Study, Results], list[Beside]]
     claims: Callable[[Study, Results], list[Claim]]
 
     @property
     def seconds(self) -> float:
         """How long one variant takes."""
-        return sum(phase.seconds for phase in self.phases)
-
-    def starts_s(self) -> list[float]:
-        """When each phase begins."""
-        return [sum(phase.seconds for phase in self.phases[:number]) for number in range(len(self.phases))]
+        return max(crowd.seconds for crowd in self.crowds)
 
     def shortened(self, share: float) -> Study:
         """The same with less of everything, to see that it runs."""
-        phases = [
-            replace(
-                phase,
-                seconds=phase.seconds * share,
-                users=round(phase.users * share + 0.499),
-                rate=phase.rate * share,
-            )
-            for phase in self.phases
-        ]
-        return replace(self, phases=phases, think_s=self.think_s * share)
-
-
-def run(study: Study, say: Callable[[str], None]) -> Results:
-    """Every variant, one after the other."""
-    results = {}
-    for variant in study.variants:
-        say(f"{study.name}: {variant.label}, {study.seconds:.0f} s")
-        with stage([variant.policy], study.backend) as processes:
-            results[variant.label] = asyncio.run(_run(study, processes))
-    return results
-
-
-async def _run(study: Study, processes: Stage) -> list[Call]:
-    experiment = Experiment(processes.backend, processes.headgate, study.choose, think_s=study.think_s)
-    try:
-        calls = await experiment.run(study.phases)
-    finally:
-        processes.backend.close()
-        processes.headgate.close()
-    if experiment.stood_still_s > STILL_MAX_S:
-        raise StoodStill(
-            f"this machine stood still for {experiment.stood_still_s:.1f} s: try again when it is less busy"
-        )
-    # Between the end and its noticing there is time to refuse somebody, which is no second of its own.
-    return [one for one in calls if one.began_s + one.latency_ms / 1000 < study.seconds]
+        variants = [replace(variant, crowds=[crowd.shortened(share) for crowd in variant.crowds])
+                    for variant in self.variants]  # fmt: skip
+        return replace(self, crowds=[crowd.shortened(share) for crowd in self.crowds], variants=variants)
 
 
 def during(calls: Iterable[Call], from_s: float, to_s: float, kind: str = "", criticality: str = "") -> Moment:
-    """What was answered in a stretch of time, of all or of some."""
+    """The answers of a stretch of time, of all or of some requests."""
     chosen = [
         one
         for one in calls
-        if from_s <= one.began_s + one.latency_ms / 1000 < to_s
+        if from_s <= one.second < to_s
         and kind in ("", one.ask.kind)
         and criticality in ("", one.ask.criticality)
-    ]
+    ]  # fmt: skip
     return moment(int(from_s), chosen)
 
 
@@ -160,8 +128,14 @@ def p90_s(one: Moment) -> float | None:
     return None if one.p90_ms is None else one.p90_ms / 1000
 
 
+def peak_s(calls: Iterable[Call], from_s: float, to_s: float) -> float:
+    """The highest 90th percentile of a single second."""
+    found = [one.p90_ms / 1000 for one in by_second(calls) if from_s <= one.second < to_s and one.p90_ms is not None]
+    return max(found, default=0.0)
+
+
 def shown_s(one: Moment) -> str:
-    """The same for a table."""
+    """The 90th percentile for a table."""
     value = p90_s(one)
     return "–" if value is None else f"{value:.2f} s"
 
@@ -169,3 +143,10 @@ def shown_s(one: Moment) -> str:
 def shown_share(one: Moment) -> str:
     """The share that was refused, for a table."""
     return f"{one.refused_share:.1%}"
+
+
+def late_share(calls: Iterable[Call], from_s: float, to_s: float, expected_s: float) -> float:
+    """Of the served, the share that took longer than expected."""
+    served = [one for one in calls if one.outcome == "served" and from_s <= one.second < to_s]
+    late = sum(one.count for one in served if one.latency_ms > 1000 * expected_s)
+    return late / max(1, sum(one.count for one in served))

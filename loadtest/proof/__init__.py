@@ -1,1 +1,2 @@
-"""The proof of a whole fleet: processes killed under load, and what held. `python -m loadtest.proof`; docs/proof.md."""
+"""The proof of a whole fleet: processes killed under load, and which promises held. `python -m loadtest.proof`;
+docs/proof.md."""

@@ -16,21 +16,21 @@ from pathlib import Path
 import msgspec
 
 from loadtest import probe
+from loadtest.headgate_processes import ROOT, StartFailure
 from loadtest.locust.attempts import Attempt
 from loadtest.locust.caller import SERVICE
-from loadtest.locust.fleet import GRACE_S, LocustFailure, locust, wait
 from loadtest.locust.limits import policy_file
-from loadtest.processes import ROOT, StartFailure
+from loadtest.locust.locust_processes import GRACE_S, LocustFailure, locust, wait
 from loadtest.proof.analysis import Findings, analyse, judge
 from loadtest.proof.document import document, picture
-from loadtest.proof.fleet import Fleet, running_fleet
-from loadtest.proof.plan import API_NODES, CONTROLLERS, FULL, NAMESPACES, PRIMARIES, SHARED, SHORT, TENANT, Plan
+from loadtest.proof.proof_fleet import Fleet, running_fleet
+from loadtest.proof.proof_plan import API_NODES, CONTROLLERS, FULL, NAMESPACES, PRIMARIES, SHARED, SHORT, TENANT, Plan
 
 FIRST_REQUEST_WITHIN_S = 30.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; 0 if every promise held."""
+    """Run; return 0 if every promise held."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.proof", description=__doc__)
     parser.add_argument("--short", action="store_true", help="a quarter of a minute, for tests")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where proof.md and proof.svg go")
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(plan: Plan) -> Findings:
-    """Start the fleet, the users and the deaths; what came of it."""
+    """Run the fleet, the users and the deaths; return the findings."""
     machine = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before anything was started"
     with tempfile.TemporaryDirectory(prefix="headgate-proof-") as name:
         directory = Path(name)
@@ -81,7 +81,7 @@ def _arguments(plan: Plan, fleet: Fleet, records: Path) -> list[str]:
 
 
 def _first_request_s(records: Path, process: subprocess.Popen[str]) -> float:
-    """When the users began."""
+    """Return when the users began."""
     give_up_s = time.monotonic() + FIRST_REQUEST_WITHIN_S
     while not records.exists():
         if process.poll() is not None or time.monotonic() > give_up_s:

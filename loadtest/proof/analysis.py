@@ -1,11 +1,11 @@
-"""What the attempts of a run and the deaths during it amount to. Pure.
+"""Findings from the attempts of a run and the deaths during it. Pure.
 
-Promise 3: a failover credits at most C + D per bucket. A bucket's level, which is what was admitted beyond what its
-rate brought (`loadtest.locust.limits`), is therefore at most
+Promise 3: a failover credits at most C + D per bucket. A bucket's level, which is the work admitted beyond its rate
+(`loadtest.locust.limits`), is therefore at most
 
     C + D                     as long as no store fails over
-    C + D + (C + D) + C       after one did: the promise, and with `on_store_failure: local` the one capacity that the
-                              nodes' own buckets, together, hold while the store is away
+    C + D + (C + D) + C       after a failover: the promise, and with `on_store_failure: local` the one capacity that
+                              the nodes' own buckets, together, hold while the store is away
 
 and r·J more, as an answer is read up to J seconds after the store has decided.
 """
@@ -20,7 +20,7 @@ from loadtest.locust.attempts import Attempt
 from loadtest.locust.limits import WorkLimit, level_max
 from loadtest.locust.thresholds import Check
 from loadtest.probe import Probed, Times
-from loadtest.proof.plan import RECOVERED_WITHIN_S, SHARED, TENANT, Plan, Victim
+from loadtest.proof.proof_plan import RECOVERED_WITHIN_S, SHARED, TENANT, Plan, Victim
 
 JITTER_S = 0.25
 CALM_S = 2.0
@@ -29,20 +29,20 @@ CALM_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A process that was killed, and what came of it."""
+    """A killed process, and its recovery."""
 
     victim: Victim
     name: str
     at_s: float
     recovery: str
-    """What counts as recovered."""
+    """The condition that counts as recovered."""
     recovered_after_s: float | None = None
     """None: not before the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLevel:
-    """The highest level of one bucket, and what it may be."""
+    """The highest level of one bucket, and its bound."""
 
     bucket: str
     limit: WorkLimit
@@ -51,23 +51,23 @@ class BucketLevel:
 
     @property
     def before_max(self) -> float:
-        """While no store fails over."""
+        """The bound while no store fails over."""
         return self.limit.slack + self.limit.rate * JITTER_S
 
     @property
     def overall_max(self) -> float:
-        """With one failover."""
+        """The bound with one failover."""
         return self.before_max + self.limit.slack + self.limit.capacity
 
     @property
     def holds(self) -> bool:
-        """Both."""
+        """True if both bounds were kept."""
         return self.before_failover <= self.before_max and self.overall <= self.overall_max
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """What came to pass within one second of the run."""
+    """The figures of one second of the run."""
 
     at: int
     demanded: float
@@ -76,25 +76,25 @@ class Second:
     degraded: int
     failed: int
     slowest_ms: float
-    """Of the probe's calls."""
+    """The slowest call of the probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that a run has shown."""
+    """All findings of a run."""
 
     plan: Plan
     began_s: float
     machine: str
-    """What else there was to share with."""
+    """The machine that everything shared."""
     attempts: int
     decisions: int
     failures: dict[str, int]
     requests_failed: int
     probed: Times
-    """What the probe found, which has nothing else to do: answered within its deadline or not is judged by it."""
+    """The times of the probe, which has nothing else to do: they decide whether answers came within the deadline."""
     read: Times
-    """When users had their answers; their process is busy, and reads late."""
+    """The times at which users had their answers; their process is busy, and reads late."""
     degraded: int
     levels: Sequence[BucketLevel]
     seconds: Sequence[Second]
@@ -110,7 +110,7 @@ def analyse(
     began_s: float,
     machine: str = "",
 ) -> Findings:
-    """Everything that the report needs."""
+    """Return everything that the report needs."""
     ordered, asked = sorted(attempts, key=lambda one: one.at_s), list(probed)
     return Findings(
         plan=plan,
@@ -130,7 +130,7 @@ def analyse(
 
 
 def bucket_levels(ordered: Sequence[Attempt], *, failover_s: float) -> list[BucketLevel]:
-    """Of the shared bucket, and of each tenant's."""
+    """Return the levels of the shared bucket, and of each tenant's."""
     buckets: dict[str, tuple[WorkLimit, list[tuple[float, float]]]] = {"shared": (SHARED, [])}
     for one in ordered:
         if one.work:
@@ -148,7 +148,7 @@ def bucket_levels(ordered: Sequence[Attempt], *, failover_s: float) -> list[Buck
 
 
 def by_second(ordered: Sequence[Attempt], probed: Iterable[Probed], began_s: float) -> list[Second]:
-    """The run second by second; an attempt belongs to the second in which it was answered."""
+    """Return the run second by second; an attempt belongs to the second in which it was answered."""
     rows: dict[int, list[Attempt]] = {}
     for one in ordered:
         rows.setdefault(int(one.at_s - began_s), []).append(one)
@@ -176,7 +176,7 @@ def _failover_s(deaths: Iterable[Death]) -> float:
 
 
 def _with_recovery(death: Death, ordered: Sequence[Attempt]) -> Death:
-    """A dead primary is got over when nothing does without it any more; others are watched coming back."""
+    """Set the recovery of a dead primary: when no decision does without it any more. Others are watched coming back."""
     if death.victim != "primary" or death.recovered_after_s is None:
         return death
     without_s = [one.at_s for one in ordered if one.at_s > death.at_s and (one.is_degraded or one.is_failed)]
@@ -184,7 +184,7 @@ def _with_recovery(death: Death, ordered: Sequence[Attempt]) -> Death:
 
 
 def calm_from_s(troubles_s: Sequence[float], from_s: float) -> float:
-    """The last trouble before the first CALM_S without any."""
+    """Return the last trouble before the first CALM_S without any."""
     for at_s in troubles_s:
         if at_s > from_s + CALM_S:
             break
@@ -193,7 +193,7 @@ def calm_from_s(troubles_s: Sequence[float], from_s: float) -> float:
 
 
 def judge(found: Findings) -> list[Check]:
-    """Whether the promises held."""
+    """Check whether the promises held."""
     late_ms = found.plan.late_ms
     worst = max(found.levels, key=lambda one: one.overall / one.overall_max)
     idle = [second.at for second in found.seconds[1:-1] if second.demanded > SHARED.rate / 2 and second.admitted <= 0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.locust.report import TIMES_HEAD, checked, table, times
+from loadtest.locust.run_report import TIMES_HEAD, checked, table, times
 from loadtest.locust.thresholds import Check
 from loadtest.plot import COLOURS, INK, Band, Chart, Line, Panel, render
 from loadtest.proof.analysis import CALM_S, JITTER_S, Death, Findings
-from loadtest.proof.plan import API_NODES, CONTROLLERS, PARTITIONS, PRIMARIES, SHARED, TENANT
+from loadtest.proof.proof_plan import API_NODES, CONTROLLERS, PARTITIONS, PRIMARIES, SHARED, TENANT
 
 INTRODUCTION = f"""# The fleet under fire
 
@@ -39,7 +39,7 @@ HOW = f"""## How to read it
 
 
 def document(found: Findings, checks: Sequence[Check], *, picture: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     plan = found.plan
     held = "All of it held." if all(check.holds for check in checks) else "**Not all of it held.**"
     summary = (
@@ -76,7 +76,7 @@ def _death(death: Death, began_s: float) -> tuple[str, str, str, str]:
 
 
 def _levels(found: Findings) -> list[tuple[str, str, str, str, str]]:
-    """All of them together, and the three busiest tenants."""
+    """Return the levels of all buckets together, and of the three busiest tenants."""
     return [
         (
             one.bucket,
@@ -109,7 +109,7 @@ def _seconds(found: Findings) -> str:
 
 
 def picture(found: Findings) -> str:
-    """Work and answers over time, with the kills, as SVG."""
+    """Return work and answers over time, with the kills, as SVG."""
     rows = found.seconds[: int(found.plan.seconds)]
     admitted, demanded = [(s.at + 0.5, s.admitted) for s in rows], [(s.at + 0.5, s.demanded) for s in rows]
     end = rows[-1].at + 1.0

@@ -7,9 +7,9 @@ from math import nan
 
 from limiter.model.policy.choices import Mechanism
 from loadtest.plot import Band, Chart, Line, Panel, render
-from loadtest.simulation.score import work_rates
-from loadtest.simulation.workloads import COMMITTED
-from loadtest.simulation.world import Point, Run
+from loadtest.simulation.flow import Point
+from loadtest.simulation.scores import work_rates
+from loadtest.simulation.workloads import COMMITTED, SECONDS, Workload
 
 SHOWN_MAX = 4 * COMMITTED
 LOOKS = {
@@ -21,16 +21,14 @@ LOOKS = {
 Points = Mapping[Mechanism, Sequence[Point]]
 
 
-def picture(runs: dict[Mechanism, Run], tenant: str) -> str:
+def picture(name: str, workload: Workload, points: Points) -> str:
     """One workload under several mechanisms, as SVG."""
-    workload = next(iter(runs.values())).workload
-    points = {mechanism: run.points[tenant] for mechanism, run in runs.items()}
     chart = Chart(
-        title=f"{workload.name}: {workload.asks}",
-        subtitle=f"Limit {COMMITTED:g} work units a second; tenant {tenant}; virtual time",
+        title=f"{name}: {workload.asks}",
+        subtitle=f"Limit {COMMITTED:g} work units per second; virtual time",
         x_unit="time (s)",
-        bands=_bands(runs, tenant),
-        panels=(_work_panel(points, workload.duration_s), _cap_panel(points), _charge_panel(points)),
+        bands=_bands(workload, points),
+        panels=(_work_panel(points, SECONDS), _cap_panel(points), _charge_panel(points)),
     )
     return render(chart)
 
@@ -75,19 +73,16 @@ def _line(mechanism: Mechanism, points: Sequence[Point], values: Sequence[float]
     return Line(label=str(mechanism), points=pairs, colour=colour, width=width, is_stepped=is_stepped)
 
 
-def _bands(runs: dict[Mechanism, Run], tenant: str) -> list[Band]:
-    """When the controller slept, and when `auto` counted requests."""
-    workload = next(iter(runs.values())).workload
-    bands = []
-    if workload.paused[1]:
-        bands.append(Band(from_x=workload.paused[0], to_x=workload.paused[1], label="controller asleep"))
-    if Mechanism.AUTO in runs and not bands:
-        points = runs[Mechanism.AUTO].points[tenant]
-        bands += [Band(from_x=start, to_x=end, label="auto counts requests") for start, end in _stretches(points)]
+def _bands(workload: Workload, points: Points) -> list[Band]:
+    """The times when the controller slept, or else those when `auto` counted requests."""
+    bands = [Band(from_x=from_s, to_x=to_s, label="controller asleep") for from_s, to_s in workload.flow.paused]
+    if not bands and Mechanism.AUTO in points:
+        stretches = _stretches(points[Mechanism.AUTO])
+        bands = [Band(from_x=from_s, to_x=to_s, label="auto counts requests") for from_s, to_s in stretches]
     return bands
 
 
-def _stretches(points: list[Point]) -> list[tuple[float, float]]:
+def _stretches(points: Sequence[Point]) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     start: float | None = None
     for point in points:

@@ -1,159 +1,102 @@
-"""What clients do: how many requests a second, of how much work, and what else goes wrong.
+"""Workloads to look at: what clients do, second by second, under each mechanism.
 
-Each is written for a limit of COMMITTED units a second and says in a line what it asks of a limiter.
+Each is written for a limit of COMMITTED units per second and says in a line what it asks of a limiter. A policy lets a
+second's worth gather, in either unit, so that no mechanism is better for being let do more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
+from typing import Any
+
+from limiter.model.policy.choices import Mechanism
+from loadtest.simulation.flow import Flow, Over, Point, Retries, World, steady
+from loadtest.simulation.scores import FlowScore, score
+from loadtest.simulation.steered import Steered
 
 COMMITTED = 100.0
-"""Work units a second, of each tenant."""
+"""Work units per second."""
 
-WORK_MAX = 512.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
-    """Requests of one tenant: independent of one another, at a rate that may change, each with its work."""
-
-    tenant: str = "a"
-    rate: Callable[[float], float]
-    """Requests a second at a time (s)."""
-    rate_max: float
-    work: Callable[[float, Random], float]
-    """Work units of a request at a time (s), and a source of draws."""
-
-    def arrivals(self, until_s: float, draw: Random) -> Iterator[tuple[float, float]]:
-        """Time (s) and work of each request."""
-        at_s = draw.expovariate(self.rate_max)
-        while at_s < until_s:
-            # What comes at the highest rate is thinned to the rate of the moment.
-            if draw.random() * self.rate_max < self.rate(at_s):
-                yield at_s, self.work(at_s, draw)
-            at_s += draw.expovariate(self.rate_max)
+SECONDS = 40.0
+CHANGE_S = 20.0
+"""When a workload becomes another, if it does."""
+WARM_UP_S = 10.0
+"""The first seconds, in which every mechanism has to find out what requests cost, are not compared."""
+DURATION_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """Streams, and what goes wrong meanwhile."""
+    """A flow, and what it asks of a limiter."""
 
-    name: str
     asks: str
-    """What it asks of a limiter, in a line."""
-    streams: tuple[Stream, ...]
-    duration_s: float = 40.0
-    change_s: float = 20.0
-    """When it becomes another, if it does."""
-    retries: int = 0
-    """How often a refused request comes again."""
-    paused: tuple[float, float] = (0.0, 0.0)
-    """From when to when (s) the controller does nothing."""
-    lost: float = 0.0
-    """Share of the controller's samples that never arrive."""
+    flow: Flow
 
 
-def _constant(value: float) -> Callable[[float], float]:
-    return lambda _: value
+def policy_of(mechanism: Mechanism) -> dict[str, Any]:
+    """The policy of all workloads; all but the mechanism is the same."""
+    gathers = {} if mechanism is Mechanism.REQUESTS else {"capacity": "1s", "charge": "learned"}
+    gathers |= {} if mechanism is Mechanism.WORK else {"burst": "1s"}
+    return {"rate": COMMITTED, "mechanism": str(mechanism), **gathers}
 
 
-def _always(work: float) -> Callable[[float, Random], float]:
-    return lambda _at_s, _draw: work
+def play(workload: Workload, mechanism: Mechanism, *, seed: int = 1) -> list[Point]:
+    """One workload under one mechanism, cycle by cycle."""
+    return World(workload.flow, Steered(policy_of(mechanism)), seed).run()
 
 
-def _changing(before: float, after: float, at: float = 20.0) -> Callable[[float, Random], float]:
-    return lambda at_s, _draw: before if at_s < at else after
+def scored(workload: Workload, mechanism: Mechanism, *, seed: int = 1) -> FlowScore:
+    """The figures of a workload under a mechanism, once that has found out what requests cost."""
+    return score(play(workload, mechanism, seed=seed), COMMITTED, from_s=WARM_UP_S)
 
 
-def _pareto(shape: float, least: float) -> Callable[[float, Random], float]:
-    return lambda _at_s, draw: min(least * draw.paretovariate(shape), WORK_MAX)
+def _flow(rate: float | Over, cost: float | Over = 1.0, **more: Any) -> Flow:
+    """Requests per second and the work of each, both perhaps over time."""
+    demand = rate if callable(rate) else steady(rate)
+    return Flow(
+        seconds=SECONDS,
+        demand=demand,
+        cost=cost if callable(cost) else steady(cost),
+        durations="exponential",
+        **{"duration_s": DURATION_S, **more},
+    )
 
 
-def _bursts(rate: float, *, on_s: float, every_s: float) -> Callable[[float], float]:
-    return lambda at_s: rate if at_s % every_s < on_s else 0.0
+def _changing(before: float, after: float) -> Over:
+    return lambda now_s: before if now_s < CHANGE_S else after
 
 
-def _spike(low: float, high: float, *, from_s: float, to_s: float) -> Callable[[float], float]:
-    return lambda at_s: high if from_s <= at_s < to_s else low
+def _spike(low: float, high: float) -> Over:
+    return lambda now_s: high if CHANGE_S <= now_s < CHANGE_S + 5 else low
 
 
-def _flood(work: Callable[[float, Random], float], rate: float = 200.0) -> tuple[Stream, ...]:
-    return (Stream(rate=_constant(rate), rate_max=rate, work=work),)
+def _bursts(rate: float, on_s: float, every_s: float) -> Callable[[float], float]:
+    return lambda now_s: rate if now_s % every_s < on_s else 0.0
 
 
 WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        Workload(
-            name="steady-small",
-            asks="200 requests/s of 1 unit: 100 of them fit (R8)",
-            streams=_flood(_always(1.0)),
-        ),
-        Workload(
-            name="steady-large",
-            asks="20 requests/s of 50 units: 2 of them fit (R8)",
-            streams=_flood(_always(50.0), 20.0),
-        ),
-        Workload(
-            name="under-limit",
-            asks="60 requests/s of 1 unit: all of them fit",
-            streams=_flood(_always(1.0), 60.0),
-        ),
-        Workload(
-            name="cost-up",
-            asks="200 requests/s, of 1 unit and from 20 s on of 50",
-            streams=_flood(_changing(1.0, 50.0)),
-        ),
-        Workload(
-            name="cost-down",
-            asks="200 requests/s, of 50 units and from 20 s on of 1",
-            streams=_flood(_changing(50.0, 1.0)),
-        ),
-        Workload(
-            name="bursty",
-            asks="400 requests/s of 1 unit for a second, then four of silence",
-            streams=(Stream(rate=_bursts(400.0, on_s=1.0, every_s=5.0), rate_max=400.0, work=_always(1.0)),),
-        ),
-        Workload(
-            name="pareto",
-            asks="100 requests/s of 1 unit and more, few of them of hundreds",
-            streams=_flood(_pareto(1.5, 1.0), 100.0),
-        ),
-        Workload(
-            name="two-tenants",
-            asks="one tenant within its limit, beside one that floods its own",
-            streams=(
-                Stream(tenant="a", rate=_constant(80.0), rate_max=80.0, work=_always(1.0)),
-                Stream(tenant="b", rate=_constant(150.0), rate_max=150.0, work=_always(3.0)),
-            ),
-        ),
-        Workload(
-            name="retry-storm",
-            asks="80 requests/s of 1 unit, 400 from 20 to 25 s, and each refused one comes three times more",
-            streams=(
-                Stream(rate=_spike(80.0, 400.0, from_s=20.0, to_s=25.0), rate_max=400.0, work=_always(1.0)),
-            ),
-            retries=3,
-        ),
-        Workload(
-            name="paused",
-            asks="60 requests/s of 1 unit, and 600 while the controller sleeps, from 20 to 25 s",
-            streams=(Stream(rate=_spike(60.0, 600.0, from_s=20.0, to_s=25.0), rate_max=600.0, work=_always(1.0)),),
-            paused=(20.0, 25.0),
-        ),
-        Workload(
-            name="paused-cost",
-            asks="200 requests/s, of 1 unit and from 20 s on of 10, while the controller sleeps to 25 s",
-            streams=_flood(_changing(1.0, 10.0)),
-            paused=(20.0, 25.0),
-        ),
-        Workload(
-            name="lost-samples",
-            asks="costs go from 1 unit to 10, and every second sample gets lost",
-            streams=_flood(_changing(1.0, 10.0)),
-            lost=0.5,
-        ),
-    )
-}  # fmt: skip
+    "steady-small": Workload("200 requests/s of 1 unit: 100 of them fit", _flow(200)),
+    "steady-large": Workload("20 requests/s of 50 units: 2 of them fit", _flow(20, 50)),
+    "steady-long": Workload("30 requests/s of 10 units that take 2 s: 10 of them fit", _flow(30, 10, duration_s=2.0)),
+    "under-limit": Workload("60 requests/s of 1 unit: all of them fit", _flow(60)),
+    "cost-up": Workload("200 requests/s, of 1 unit and from 20 s on of 50", _flow(200, _changing(1, 50))),
+    "cost-down": Workload("200 requests/s, of 50 units and from 20 s on of 1", _flow(200, _changing(50, 1))),
+    "bursty": Workload("400 requests/s of 1 unit for a second, then four of silence", _flow(_bursts(400, 1, 5))),
+    "pareto": Workload("100 requests/s of 3 units on average, few of them of hundreds", _flow(100, 3, shape="pareto")),
+    "retry-storm": Workload(
+        "80 requests/s of 1 unit, 400 from 20 to 25 s, and each refused one comes three times more",
+        _flow(_spike(80, 400), retries=Retries(most=3)),
+    ),
+    "paused": Workload(
+        "60 requests/s of 1 unit, and 600 while the controller sleeps, from 20 to 25 s",
+        _flow(_spike(60, 600), paused=((20.0, 25.0),)),
+    ),
+    "paused-cost": Workload(
+        "200 requests/s, of 1 unit and from 20 s on of 10, while the controller sleeps to 25 s",
+        _flow(200, _changing(1, 10), paused=((20.0, 25.0),)),
+    ),
+    "lost-samples": Workload(
+        "costs go from 1 unit to 10, and every second sample gets lost", _flow(200, _changing(1, 10), unsampled=0.5)
+    ),
+}

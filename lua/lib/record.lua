@@ -4,10 +4,11 @@ before KEPT_UNTIL, all that it changes, so that it writes nothing else (SETRANGE
 with each acquire; then what a settle changes; then the terms, as the policy had them when last seen. Behind these stand
 trailers, each where its flag says so and in this order: a latency histogram (with overload control one for each class),
 the share of a bucket whose limit is divided over partitions, until when an auto bucket may count requests, what
-overload control goes by, the refusals of a key that may be blocked. A new capability adds a flag and a trailer; a record
-with a flag that is not known here is not ours. Records of version 1 are read, and written as version 2.
+overload control goes by, the refusals of a key that may be blocked, the slots of time in which open reservations are
+counted. A new capability adds a flag and a trailer; a record with a flag that is not known here is not ours. Records of
+version 1 are read, and written as version 2; so are those of version 2 with an older form of overload control.
 Amounts and times stay float64: nothing passes through text, so the model in limiter/model/bucket/bucket.py,
-shedding.py and block.py, doing the same operations in the same order, agrees to the bit.
+shedding.py, block.py and in_flight.py, doing the same operations in the same order, agrees to the bit.
 limiter/store/layout.py packs the same bytes. ]]
 
 local pack_struct, unpack_struct, call = struct.pack, struct.unpack, redis.call
@@ -19,8 +20,8 @@ local REQUESTS, ADMITTED, REFUSED, WORK_CHARGED = 5, 6, 7, 8
 local EPOCH = 9        -- int32, the sampling epoch in which this bucket was last listed as touched
 local KEPT_UNTIL = 10  -- uint32, s, when the key expires: at least as long as it is needed, moved about once a minute
 local CHARGE = 11      -- W8: learned charge, 0 while nothing is learned
-local ROOM = 12        -- 24 bytes, kept as they are: for what is in flight in two slots of time (2 float64; UPDATED tells
-                       -- which slots), and for second and further attempts (2 uint32)
+local ROOM = 12        -- 24 bytes: what is in flight, in this slot of time and in the one before (2 float64, see FLYING),
+                       -- then second and further attempts (2 uint32)
 local WORK_SETTLED, WORK_SQUARED = 13, 14
 local SETTLES, MISSED, UNCOLLECTED = 15, 16, 17
 local RATE = 18        -- refill a second: the committed rate, or the steered cap of a request bucket
@@ -36,6 +37,14 @@ local SHARE_PARTITIONS = 27  -- of how many partitions it was a part: with anoth
 local REQUESTS_UNTIL = 28    -- R10: WORK_SETTLED at which an auto bucket counts work again; only auto records have it
 local SHEDDING = 29    -- table: overload control; only records of policies with an `overload` block have it
 local COUNTED_UNTIL, BLOCK_REFUSED, BLOCKED_UNTIL = 30, 31, 32  -- W17: us, refusals, us; only where a policy blocks keys
+local SLOT_START, SLOT_BEFORE, SLOT_LENGTH = 33, 34, 35  -- us: when this slot and the one before began, how long it is
+local SLOT_LONGEST = 36  -- us, the longest time to live that was admitted in this slot
+local SLOT_REFUSED = 37  -- W18: requests that found all places taken
+local FLYING, FLYING_BEFORE = 38, 39  -- open reservations of this slot and of the one before; packed in ROOM
+local LEARNED_BY = 40  -- W15: entries { id, charge, settles, work, squared } by values of learn_by; only where LEARNS
+-- B8: the parts of rate and capacity that are lent, the end of the last of them (us, own time), own time less the server's
+-- (us), and the sums of what is lent, packed, which only lend.lua looks into; only where a policy lends.
+local PARTS_RATE, PARTS_CAPACITY, PARTS_UNTIL, SHIFT, BOOK = 60, 61, 62, 63, 64
 local WINDOW_END, WINDOW_START = 18, 20  -- RATE, COMMITTED: a quota has a window (us) where a rate bucket has rates
 
 local LAYOUT, LAYOUT_BEFORE = 2, 1
@@ -44,33 +53,53 @@ local FIELDS_BEFORE = '<BBddddddddddddddddddd'
 local SIZE, SIZE_BEFORE = 179, 154
 local FRONT, CHANGING = 3, 131  -- bytes before what acquires and settles change, and as far as that goes
 local NO_ROOM = string.rep('\0', 24)
-local SHARE_SIZE, REQUESTS_UNTIL_SIZE, BLOCK_SIZE = 24, 8, 24
+local SHARE_SIZE, REQUESTS_UNTIL_SIZE, BLOCK_SIZE, SLOTS_SIZE = 24, 8, 24, 40
+local ENTRY_SIZE, ENTRIES_MAX = 36, 16  -- W15: bytes of an entry; so many values have one of their own
+local ATTEMPTS, ATTEMPTS_MAX = 17, 4294967295  -- where in ROOM attempts are counted, and how far
 local QUOTA, COUNTS_REQUESTS, HAS_HISTOGRAM = 1, 2, 4  -- flag bits a record shares with its params
 local DIVIDED = 8      -- the limit is divided over partitions: params say the whole, the record holds a share
 local AUTO = 16        -- R10: the record's own COUNTS_REQUESTS says how it counts; steer.lua lends it for some work
 local OVERLOAD = 32    -- the policy has an `overload` block
-local BLOCK = 64       -- W17: the policy blocks keys; the highest bit that a record has, so far
-local BEYOND = 128     -- a flag of this or more is one that no record of ours has
+local BLOCK = 64       -- W17: the policy blocks keys
+local IN_FLIGHT = 128  -- W18, S9: open reservations are counted
+local LEARNS = 256     -- W15: the charge is learned before weights, and by values of learn_by
+local LENDS = 512      -- B8: parts of the limit may be lent
+local REFUNDS = 1024   -- W19: refunds have a threshold of their own, in params; the highest bit that a record has, so far
+local BEYOND = 2048    -- a flag of this or more is one that no record of ours has
 local SHADOW = 32768   -- P11: of params only
 
 -- What record[SHEDDING] holds; each class has its place in four numbers, class 0 (critical_plus) being the first.
 local CLASSES = 4
 local QUALITY = 1      -- S4: how good answers should be, 0 to 1; set by the controller
-local OVERLOADED = 2   -- Q6: 1 while callers should slow down; set by the controller
-local SHED_SHARE = 3   -- Q4: share of a class's requests that is refused, 0 to 1; set by the controller
-local SHED_RATE = 7    -- S3: requests a second of a class, 0: not limited; set by the controller
-local SHED_TOKENS = 11 -- requests that a class may send at once; come at its rate, a second's worth at most
-local SHED = 15        -- requests of a class that were refused
-local TIMED = 19       -- settled requests of a class that told how long they took
-local LATE = 23        -- those of them that took longer than expected
-local SLACK_MIN = 27   -- ms, least of expected - actual since the bucket was last listed as touched
-local SLACK_BEFORE = 28  -- ms, the same between the last two listings
-local SHEDDING_FIELDS = '<' .. string.rep('d', 28)
-local SHEDDING_SIZE, SHEDDING_COUNT = 224, 28
+local STATE = 2        -- Q6: calm, degraded, recovering or overloaded, 0 to 3; set by the controller
+local LENT_UNTIL = 3   -- Q11: us, when quality, state, shares and rates end; 0: none is in force, whatever stands there
+local RESPONSE_MS = 4  -- Q13: how long answers take at present, 0: not known; set by the controller
+local SHED_SHARE = 5   -- Q4: share of a class's requests that is refused, 0 to 1; set by the controller
+local SHED_RATE = 9    -- S3: requests a second of a class, 0: not limited; set by the controller
+local SHED_TOKENS = 13 -- requests that a class may send at once; come at its rate, a second's worth at most
+local SHED_LIMIT = 17  -- S9: in flight from which on a class is refused, 0: not limited; set by the controller
+local ASKED = 21       -- requests of a class
+local SHED = 25        -- those of them that were refused
+local SHED_RECENTLY = 29  -- S8: share of the latest requests of a class that was refused
+local TIMED = 33       -- settled requests of a class
+local LATE = 37        -- those of them that took longer than the target of their class
+local SECONDS = 41     -- how long all of them took together
+local SLACK_MIN = 42   -- ms, least of expected - actual since the bucket was last listed as touched
+local SLACK_BEFORE = 43  -- ms, the same between the last two listings
+local SHEDDING_FIELDS = '<ddddddddddddddddddddddddddddddddddddddddddd'
+local SHEDDING_SIZE, SHEDDING_COUNT = 344, 43
+local SHEDDING_BEFORE_SIZE = 224  -- as it was in older records
+local OVERLOADED = 3
+local LENT_FOR_US, LENT_FOR_MAX_US = 10000000, 60000000
+local RECENT, RECENT_MIN = 50, 10  -- about so many of the latest requests tell the share refused; the first ones weigh less
 
-local OCTAVES, OCTAVE_MIN, STEPS = 18, -2, 4  -- histogram: 0.125 ms to 32 s, four steps to an octave
-local HISTOGRAM_SIZE = OCTAVES * STEPS * 8
+local OCTAVES, OCTAVE_MIN, STEPS = 26, -3, 7  -- histogram: 0.0625 ms to 70 minutes, seven steps to an octave
+local HISTOGRAM_SIZE, HISTOGRAM_BEFORE_SIZE = 728, 576
+local COUNT_MAX = 4294967295  -- of latencies in one step
 
+local PARTS_SIZE, BOOK_HEAD_SIZE, SUMS_SIZE = 32, 49, 56
+local LEAP_MAX_US = 1200000          -- while anything is lent, own time goes forward by at most this in one call
+local LENT_TTL_S = 86400             -- a bucket that lends is kept so long: a leap of the clock must not end it
 local STEP_BACK_MAX_US = 1000000     -- a clock this far back waits for the past to catch up; further back re-anchors
 local IDLE_TTL_S = 600               -- a bucket is kept at least this long after its last use
 local TTL_MAX_S = 31622400           -- and at most 366 days
@@ -82,7 +111,8 @@ local function has(flags, bit_value)
   return flags % (bit_value * 2) >= bit_value
 end
 
---[[ Params: what a policy says of a bucket, a row each (limiter/store/layout.py), longer where keys are blocked. ]]
+--[[ Params: what a policy says of a bucket, a row each (limiter/store/layout.py); longer where keys are blocked, where
+there is overload control, and where open reservations are counted. ]]
 local PARAMS = '<Hddddddddddd'
 
 local function unpack_params(rows)
@@ -90,18 +120,30 @@ local function unpack_params(rows)
   while at <= size do
     local flags, committed, cap, capacity, burst, burst_s, debt_max, threshold, stop_debt, window_start, window_end,
       partitions, after = unpack_struct(PARAMS, rows, at)
-    local quota, counts_requests = has(flags, QUOTA), has(flags, COUNTS_REQUESTS)
+    local quota, counts_requests, overload = flags % 2 == QUOTA, flags % 4 >= COUNTS_REQUESTS, flags % 64 >= OVERLOAD
     local term = {
-      flags = flags % SHADOW, quota = quota, histogram = has(flags, HAS_HISTOGRAM), divided = has(flags, DIVIDED),
-      auto = has(flags, AUTO), overload = has(flags, OVERLOAD), shadow = flags >= SHADOW, committed = committed,
+      flags = flags % SHADOW, quota = quota, histogram = flags % 8 >= HAS_HISTOGRAM, divided = flags % 16 >= DIVIDED,
+      auto = flags % 32 >= AUTO, overload = overload, shadow = flags >= SHADOW, committed = committed,
       cap = cap, capacity = capacity, burst = burst, burst_s = burst_s, debt_max = debt_max, threshold = threshold,
       stop_debt = stop_debt, window_start = window_start, window_end = window_end, partitions = partitions,
       -- What a whole bucket holds at the start, in the unit that minimums are given in.
       whole_capacity = counts_requests and not quota and math.max(1, burst + burst_s * cap) or capacity,
     }
     at = after
-    if has(flags, BLOCK) then
+    if flags % 128 >= BLOCK then
       term.block_after, term.block_in, term.block_for, at = unpack_struct('<ddd', rows, at)
+    end
+    if overload then  -- four targets (ms) and the first limit, read where they are needed
+      term.overload_at, at = at, at + 40
+    end
+    if flags % 256 >= IN_FLIGHT then
+      local in_work
+      term.places, term.slot_length, in_work, at = unpack_struct('<ddd', rows, at)
+      term.in_work = in_work == 1
+    end
+    if has(flags, REFUNDS) then term.refund_threshold, at = unpack_struct('<d', rows, at) end
+    if has(flags, LENDS) then
+      term.lend_bound, term.lend_need, term.lend_lease, at = unpack_struct('<ddd', rows, at)
     end
     params[#params + 1] = term
   end
@@ -150,28 +192,54 @@ local function no_latencies(params)
   return params.histogram and string.rep('\0', HISTOGRAM_SIZE * (params.overload and CLASSES or 1)) or ''
 end
 
-local function no_shedding()
-  local shedding = { 1 }
-  for i = OVERLOADED, LATE + CLASSES - 1 do shedding[i] = 0 end
+-- S8: a bucket that no controller has seen may be limited from the start.
+local function no_shedding(params, share)
+  local shedding, limit = { 1 }, unpack_struct('<d', ARGV[2], params.overload_at + 32)
+  for i = STATE, SECONDS do shedding[i] = 0 end
+  if limit > 0 then
+    limit = limit * share
+    if limit < 1 then limit = 1 end
+    for class = 0, CLASSES - 1 do shedding[SHED_LIMIT + class] = limit end
+  end
   shedding[SLACK_MIN], shedding[SLACK_BEFORE] = math.huge, math.huge
   return shedding
 end
 
+-- W18: open reservations are counted from now on; those of before never were, and their settles free nothing.
+local function begin_slots(record, params, now_us)
+  record[SLOT_START], record[SLOT_BEFORE], record[SLOT_LENGTH] = now_us, now_us, params.slot_length
+  record[SLOT_LONGEST], record[SLOT_REFUSED], record[FLYING], record[FLYING_BEFORE] = 0, 0, 0, 0
+end
+
+local function begin_lending(record)
+  for i = PARTS_RATE, SHIFT do record[i] = 0 end
+  record[BOOK] = string.rep('\0', BOOK_HEAD_SIZE)
+end
+
 local function fresh_record(params, now_us)
   local record = { LAYOUT, params.flags, now_us, 0, 0, 0, 0, 0, -1, 0, 0, NO_ROOM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    no_latencies(params), 0, 0, 0, 0, params.overload and no_shedding() or nil }
+    no_latencies(params), 0, 0, 0, 0 }
   if params.block_for then record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, 0 end
+  if params.places then begin_slots(record, params, now_us) end
+  if has(params.flags, LEARNS) then record[LEARNED_BY] = {} end
+  if params.lend_need then begin_lending(record) end
   local share = share_of(record, params, now_us)
+  if params.overload then record[SHEDDING] = no_shedding(params, share) end
   begin_terms(record, params, share)
   adopt_bounds(record, params, share)
   record[BALANCE] = record[CAPACITY]
   return record
 end
 
--- Whether what the controller set is something that it may set. Written so that NaN fails as well.
+-- Whether what is in force is something that the controller may set. Written so that NaN fails as well.
 local function is_sound(shedding)
-  local overloaded = shedding[OVERLOADED]
-  if not (shedding[QUALITY] >= 0 and shedding[QUALITY] <= 1 and (overloaded == 0 or overloaded == 1)) then
+  local lent_until, a, b, c, d = shedding[LENT_UNTIL], shedding[17], shedding[18], shedding[19], shedding[20]  -- SHED_LIMIT
+  if not (lent_until >= 0 and lent_until <= RATE_MAX and a >= 0 and a <= RATE_MAX and b >= 0 and b <= RATE_MAX
+    and c >= 0 and c <= RATE_MAX and d >= 0 and d <= RATE_MAX) then return false end
+  if lent_until == 0 then return true end
+  local state, response_ms = shedding[STATE], shedding[RESPONSE_MS]
+  if not (shedding[QUALITY] >= 0 and shedding[QUALITY] <= 1 and (state == 0 or state == 1 or state == 2 or state == 3)
+    and response_ms >= 0 and response_ms <= RATE_MAX) then
     return false
   end
   for class = 0, CLASSES - 1 do
@@ -183,32 +251,102 @@ local function is_sound(shedding)
   return true
 end
 
+-- W15: the entries, behind what has a fixed size; where they end, nil if they are not all there or a charge is none that
+-- the controller may set.
+local function unpack_learned(record, raw, size, at)
+  local count, entries = string.byte(raw, at + 1), {}
+  if not count or size < at + 1 + count * ENTRY_SIZE then return nil end
+  at = at + 2
+  for i = 1, count do
+    local id, charge, settles, work, squared
+    id, charge, settles, work, squared, at = unpack_struct('<Idddd', raw, at)
+    if not (charge >= 0 and charge <= RATE_MAX) then return nil end
+    entries[i] = { id, charge, settles, work, squared }
+  end
+  record[LEARNED_BY] = entries
+  return at - 1
+end
+
+-- B8: four numbers that make sense, written so that NaN fails as well, and the book; where it ends, nil if it is none.
+local function unpack_lending(record, raw, size, at)
+  local count = string.byte(raw, at + PARTS_SIZE + 1)
+  local last = count and at + PARTS_SIZE + BOOK_HEAD_SIZE + count * SUMS_SIZE
+  if not count or size < last then return nil end
+  local rate, capacity, until_us, shift, from = unpack_struct('<dddd', raw, at + 1)
+  record[PARTS_RATE], record[PARTS_CAPACITY], record[PARTS_UNTIL], record[SHIFT] = rate, capacity, until_us, shift
+  record[BOOK] = string.sub(raw, from, last)
+  if not (rate >= 0 and rate < math.huge and capacity >= 0 and capacity <= 1 and until_us >= 0 and until_us <= RATE_MAX
+    and shift > -RATE_MAX and shift < RATE_MAX) then return nil end
+  return last
+end
+
 -- What follows the fields, by what the flags say there is; whether the size agrees, and all of it makes sense.
 local function unpack_rest(record, raw, size, at)
   local flags = record[FLAGS]
-  local with_histogram, divided, overload = has(flags, HAS_HISTOGRAM), has(flags, DIVIDED), has(flags, OVERLOAD)
-  local histogram_size = with_histogram and HISTOGRAM_SIZE * (overload and CLASSES or 1) or 0
-  local auto, block = has(flags, AUTO), has(flags, BLOCK)
-  if size ~= at + histogram_size + (divided and SHARE_SIZE or 0) + (auto and REQUESTS_UNTIL_SIZE or 0)
-    + (overload and SHEDDING_SIZE or 0) + (block and BLOCK_SIZE or 0) then
+  local with_histogram, divided, overload = flags % 8 >= HAS_HISTOGRAM, flags % 16 >= DIVIDED, flags % 64 >= OVERLOAD
+  local auto, block, in_flight = flags % 32 >= AUTO, flags % 128 >= BLOCK, flags % 256 >= IN_FLIGHT
+  local histograms = with_histogram and (overload and CLASSES or 1) or 0
+  local rest = at + (divided and SHARE_SIZE or 0) + (auto and REQUESTS_UNTIL_SIZE or 0) + (block and BLOCK_SIZE or 0)
+    + (in_flight and SLOTS_SIZE or 0)
+  local learns, lends = has(flags, LEARNS), has(flags, LENDS)
+  local is_old = size == rest + histograms * HISTOGRAM_BEFORE_SIZE + (overload and SHEDDING_BEFORE_SIZE or 0)
+    and (overload or with_histogram) and not in_flight and not learns and not lends
+  if learns or lends then  -- behind all else, and as long as their counts say
+    local fixed_size = rest + histograms * HISTOGRAM_SIZE + (overload and SHEDDING_SIZE or 0)
+    local behind = fixed_size
+    if learns then behind = unpack_learned(record, raw, size, behind) end
+    if lends then behind = behind and unpack_lending(record, raw, size, behind) end
+    if behind ~= size then return false end
+    size = fixed_size
+  end
+  if is_old then
+    record[HISTOGRAM] = string.rep('\0', histograms * HISTOGRAM_SIZE)
+    at = at + histograms * HISTOGRAM_BEFORE_SIZE + 1
+  elseif size == rest + histograms * HISTOGRAM_SIZE + (overload and SHEDDING_SIZE or 0) then
+    record[HISTOGRAM] = string.sub(raw, at + 1, at + histograms * HISTOGRAM_SIZE)
+    at = at + histograms * HISTOGRAM_SIZE + 1
+  else
     return false
   end
-  record[HISTOGRAM] = string.sub(raw, at + 1, at + histogram_size)
-  at = at + histogram_size + 1
   if divided then
     record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS], at = unpack_struct('<ddd', raw, at)
     if not (record[SHARE] > 0 and record[SHARE] <= 1 or record[SHARE_PARTITIONS] == 0) then return false end
   end
   if auto then record[REQUESTS_UNTIL], at = unpack_struct('<d', raw, at) end
   if overload then
-    record[SHEDDING] = { unpack_struct(SHEDDING_FIELDS, raw, at) }
+    if is_old then  -- as this version has it; what was set then was set without an end
+      local old, shedding = { unpack_struct('<' .. string.rep('d', 28), raw, at) }, {}
+      for i = STATE, SECONDS do shedding[i] = 0 end
+      shedding[1], shedding[STATE], shedding[LENT_UNTIL] = old[1], old[2] * OVERLOADED, record[UPDATED] + LENT_FOR_US
+      for class = 0, CLASSES - 1 do
+        shedding[SHED_SHARE + class], shedding[SHED_RATE + class] = old[3 + class], old[7 + class]
+        shedding[SHED_TOKENS + class], shedding[SHED + class] = old[11 + class], old[15 + class]
+        shedding[TIMED + class], shedding[ASKED + class] = old[19 + class], old[15 + class] + old[19 + class]
+      end
+      shedding[SLACK_MIN], shedding[SLACK_BEFORE] = old[27], old[28]
+      record[SHEDDING], at = shedding, at + SHEDDING_BEFORE_SIZE
+    else
+      record[SHEDDING], at = { unpack_struct(SHEDDING_FIELDS, raw, at) }, at + SHEDDING_SIZE
+    end
     if not is_sound(record[SHEDDING]) then return false end
   end
-  if not block then return true end
-  -- From the end, as is_sound has seen to it that all before is whole.
-  local counted_until, refused, blocked_until = unpack_struct('<ddd', raw, size - BLOCK_SIZE + 1)
-  record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = counted_until, refused, blocked_until
-  return counted_until >= 0 and refused >= 0 and blocked_until >= 0 and blocked_until < math.huge
+  if block then
+    local counted_until, refused, blocked_until
+    counted_until, refused, blocked_until, at = unpack_struct('<ddd', raw, at)
+    record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = counted_until, refused, blocked_until
+    if not (counted_until >= 0 and refused >= 0 and blocked_until >= 0 and blocked_until < math.huge) then
+      return false
+    end
+  end
+  if not in_flight then return true end
+  local flying, before = unpack_struct('<dd', record[ROOM])
+  local start, before_start, length, longest, refused = unpack_struct('<ddddd', raw, at)
+  record[FLYING], record[FLYING_BEFORE] = flying, before
+  record[SLOT_START], record[SLOT_BEFORE], record[SLOT_LENGTH] = start, before_start, length
+  record[SLOT_LONGEST], record[SLOT_REFUSED] = longest, refused
+  return flying >= 0 and flying <= RATE_MAX and before >= 0 and before <= RATE_MAX and before_start >= 0
+    and before_start <= start and start <= RATE_MAX and length >= 0 and length <= RATE_MAX
+    and longest >= 0 and longest <= RATE_MAX and refused >= 0 and refused <= RATE_MAX
 end
 
 -- The fixed fields of a record as this version has them, and how many bytes they take; nil if it is of no version known.
@@ -242,17 +380,55 @@ local function unpack_record(raw)
 end
 
 local function pack_record(record)
+  local flags = record[FLAGS]
+  if flags % 256 >= IN_FLIGHT then
+    record[ROOM] = pack_struct('<dd', record[FLYING], record[FLYING_BEFORE]) .. string.sub(record[ROOM], ATTEMPTS)
+  end
   local packed = pack_struct(FIELDS, unpack(record, 1, 23))
-  if record[FLAGS] < HAS_HISTOGRAM then return packed end
+  if flags < HAS_HISTOGRAM then return packed end
   packed = packed .. record[HISTOGRAM]
-  if has(record[FLAGS], DIVIDED) then
+  if flags % 16 >= DIVIDED then
     packed = packed .. pack_struct('<ddd', record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS])
   end
-  if has(record[FLAGS], AUTO) then packed = packed .. pack_struct('<d', record[REQUESTS_UNTIL]) end
+  if flags % 32 >= AUTO then packed = packed .. pack_struct('<d', record[REQUESTS_UNTIL]) end
   local shedding = record[SHEDDING]
   if shedding then packed = packed .. pack_struct(SHEDDING_FIELDS, unpack(shedding, 1, SHEDDING_COUNT)) end
-  if record[FLAGS] < BLOCK then return packed end
-  return packed .. pack_struct('<ddd', record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL])
+  if flags < BLOCK then return packed end
+  if flags % 128 >= BLOCK then
+    packed = packed .. pack_struct('<ddd', record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL])
+  end
+  if flags % 256 >= IN_FLIGHT then
+    packed = packed .. pack_struct('<ddddd', unpack(record, SLOT_START, SLOT_REFUSED))
+  end
+  if flags < LEARNS then return packed end
+  if has(flags, LEARNS) then
+    local entries = record[LEARNED_BY]
+    packed = packed .. string.char(#entries)
+    for i = 1, #entries do packed = packed .. pack_struct('<Idddd', unpack(entries[i])) end
+  end
+  if not has(flags, LENDS) then return packed end
+  return packed .. pack_struct('<dddd', unpack(record, PARTS_RATE, SHIFT)) .. record[BOOK]
+end
+
+-- W15: the entry that an id goes by, nil if there is none yet; and how many there are beside that of the rest.
+local function find_learned(entries, id)
+  local others, rest = 0, nil
+  for i = 1, #entries do
+    local entry = entries[i]
+    if entry[1] == id then return entry, others end
+    if entry[1] == 0 then rest = entry else others = others + 1 end
+  end
+  return others >= ENTRIES_MAX and rest or nil, others
+end
+
+-- The same, made if there is none.
+local function entry_for(entries, id)
+  local entry, others = find_learned(entries, id)
+  if not entry then
+    entry = { others < ENTRIES_MAX and id or 0, 0, 0, 0, 0 }
+    entries[#entries + 1] = entry
+  end
+  return entry
 end
 
 -- Records by number, from what MGET found of the keys, bucket i being raws[before + i]. false: there is none yet; nil: what
@@ -269,8 +445,16 @@ local function unpack_records(raws, before, count)
   return records
 end
 
--- S3: a class that is limited may gather a second's worth of requests, and one at least.
-local function refill_classes(shedding, elapsed_us)
+-- S3: a class that is limited may gather a second's worth of requests, and one at least. Q11: what was lent ends when its
+-- time is over, and where a clock that went back would make that longer. Without a throttle there is nothing to do.
+local function refill_classes(shedding, elapsed_us, now_us)
+  local until_us = shedding[LENT_UNTIL]
+  if not (now_us < until_us and until_us <= now_us + LENT_FOR_MAX_US) then
+    shedding[QUALITY] = 1
+    for i = STATE, SHED_TOKENS + CLASSES - 1 do shedding[i] = 0 end
+    return
+  end
+  if not (elapsed_us > 0) then return end
   for class = 0, CLASSES - 1 do
     local rate = shedding[SHED_RATE + class]
     if rate > 0 then
@@ -280,20 +464,90 @@ local function refill_classes(shedding, elapsed_us)
   end
 end
 
+-- W18, S9: bring the slots to now. A clock that steps back a little lets the slot begin then, one that steps back far makes
+-- one slot of both; one that jumps ahead empties them.
+local function roll_slots(record, now_us)
+  local start, length = record[SLOT_START], record[SLOT_LENGTH]
+  if now_us < start then
+    if now_us < start - STEP_BACK_MAX_US then
+      record[FLYING], record[FLYING_BEFORE] = record[FLYING] + record[FLYING_BEFORE], 0
+      record[SLOT_BEFORE] = now_us
+    end
+    record[SLOT_START] = now_us
+    if now_us < record[SLOT_BEFORE] then record[SLOT_BEFORE] = now_us end
+    return
+  end
+  local slot_end = start + length
+  if now_us < slot_end then return end
+  if record[SLOT_LONGEST] > 0 then length = record[SLOT_LONGEST] end
+  if now_us < slot_end + length then
+    record[FLYING_BEFORE], record[SLOT_BEFORE], record[SLOT_START] = record[FLYING], start, slot_end
+  else
+    record[FLYING_BEFORE], record[SLOT_BEFORE], record[SLOT_START] = 0, now_us, now_us
+  end
+  record[FLYING], record[SLOT_LENGTH], record[SLOT_LONGEST] = 0, length, 0
+end
+
+-- Count what was admitted now and lives so long.
+local function take_place(record, params, amount, ttl_us)
+  record[FLYING] = record[FLYING] + amount
+  if params.slot_length > 0 then return end
+  if ttl_us > record[SLOT_LONGEST] then record[SLOT_LONGEST] = ttl_us end
+  if ttl_us > record[SLOT_LENGTH] then record[SLOT_LENGTH] = ttl_us end
+end
+
+-- W16, W15: whether a request counts by its weight: only a cap of requests weighs them, and what may come to have one or
+-- learns its charge before weights.
+local function weighs(flags)
+  return flags % HAS_HISTOGRAM == COUNTS_REQUESTS or has(flags, AUTO) or has(flags, LEARNS)
+end
+
+-- What the bucket itself may hold: less while parts of it are lent.
+local function free_capacity(record)
+  if not has(record[FLAGS], LENDS) then return record[CAPACITY] end
+  return record[CAPACITY] * (1 - record[PARTS_CAPACITY])
+end
+
+-- B8: credit a bucket that may have lent parts of itself, by what is lent as long as that lasts.
+local function refill_lending(record, elapsed_us)
+  local tau = record[UPDATED] + record[SHIFT]
+  if record[PARTS_UNTIL] > tau then
+    if elapsed_us > LEAP_MAX_US then
+      record[SHIFT] = record[SHIFT] - (elapsed_us - LEAP_MAX_US)
+      elapsed_us = LEAP_MAX_US
+    end
+    local lent_us = math.min(elapsed_us, record[PARTS_UNTIL] - tau)
+    local balance = record[BALANCE] + lent_us * record[RATE] * (1 - record[PARTS_RATE]) / 1e6
+    record[BALANCE] = math.min(balance, free_capacity(record))
+    elapsed_us = elapsed_us - lent_us
+    if elapsed_us <= 0 then return end
+  end
+  record[PARTS_RATE], record[PARTS_CAPACITY] = 0, 0
+  record[BALANCE] = math.min(record[BALANCE] + elapsed_us * record[RATE] / 1e6, record[CAPACITY])
+end
+
 -- W1, F-T1, F-T2: credit for the time since the last update; none for a clock that went back.
 local function refill(record, now_us)
   local elapsed_us = now_us - record[UPDATED]
   if elapsed_us > 0 then
-    if record[FLAGS] % 2 ~= QUOTA then
+    if record[FLAGS] >= LENDS and has(record[FLAGS], LENDS) and record[FLAGS] % 2 ~= QUOTA then
+      refill_lending(record, elapsed_us)
+    elseif record[FLAGS] % 2 ~= QUOTA then
       local balance, capacity = record[BALANCE] + elapsed_us * record[RATE] / 1e6, record[CAPACITY]
       if balance > capacity then balance = capacity end
       record[BALANCE] = balance
     end
-    if record[SHEDDING] then refill_classes(record[SHEDDING], elapsed_us) end
     record[UPDATED] = now_us
   elseif elapsed_us < -STEP_BACK_MAX_US then
+    if record[FLAGS] >= LENDS and has(record[FLAGS], LENDS) then record[SHIFT] = record[SHIFT] - elapsed_us end  -- its own time stands still
     record[UPDATED] = now_us
   end
+  local shedding = record[SHEDDING]
+  if shedding and shedding[LENT_UNTIL] ~= 0 then
+    if record[FLAGS] >= LENDS and has(record[FLAGS], LENDS) then elapsed_us = elapsed_us * (1 - record[PARTS_RATE]) end
+    refill_classes(shedding, elapsed_us, now_us)
+  end
+  if record[FLAGS] % 256 >= IN_FLIGHT then roll_slots(record, now_us) end
 end
 
 -- P4: a later window starts afresh; an earlier one means that the clock went back, and forgives nothing.
@@ -342,19 +596,32 @@ local function convert(record, params, now_us)
   local before, flags = record[FLAGS], params.flags
   if params.auto and before % HAS_HISTOGRAM == COUNTS_REQUESTS
     and record[WORK_SETTLED] < (record[REQUESTS_UNTIL] or 0) then flags = flags + COUNTS_REQUESTS end
+  -- What is lent stays lent until it ends, whatever the policy says by now.
+  if has(before, LENDS) and not params.lend_need and record[PARTS_UNTIL] > record[UPDATED] + record[SHIFT] then
+    flags = flags + LENDS
+  end
   if before == flags then return end
+  if has(flags, LENDS) and not has(before, LENDS) then begin_lending(record) end
   local overload = has(before, OVERLOAD)
   if has(before, HAS_HISTOGRAM) ~= params.histogram or overload ~= params.overload then
     record[HISTOGRAM] = no_latencies(params)
   end
-  if overload ~= params.overload then record[SHEDDING] = params.overload and no_shedding() or nil end
   if has(before, DIVIDED) ~= params.divided then
     record[SHARE], record[SHARE_UNTIL], record[SHARE_PARTITIONS] = 0, 0, 0
   end
   if has(before, AUTO) ~= params.auto then record[REQUESTS_UNTIL] = 0 end
-  if before < BLOCK and params.block_for then
+  if overload ~= params.overload then
+    record[SHEDDING] = params.overload and no_shedding(params, share_of(record, params, now_us)) or nil
+  end
+  if params.block_for and not has(before, BLOCK) then
     record[COUNTED_UNTIL], record[BLOCK_REFUSED], record[BLOCKED_UNTIL] = 0, 0, 0
   end
+  if has(before, IN_FLIGHT) then
+    if not params.places then record[ROOM] = string.rep('\0', ATTEMPTS - 1) .. string.sub(record[ROOM], ATTEMPTS) end
+  elseif params.places then
+    begin_slots(record, params, now_us)
+  end
+  if has(before, LEARNS) ~= has(flags, LEARNS) then record[LEARNED_BY], record[CHARGE] = {}, 0 end
   if before % HAS_HISTOGRAM ~= flags % HAS_HISTOGRAM then
     local share = share_of(record, params, now_us)
     recount(record, params, share, flags)
@@ -386,8 +653,12 @@ local function adopt(record, params, now_us)
     record[COMMITTED] = committed
   end
   record[CAPACITY] = capacity
+  if record[FLAGS] >= LENDS and has(record[FLAGS], LENDS) then capacity = free_capacity(record) end
   if record[BALANCE] > capacity then record[BALANCE] = capacity end
   adopt_bounds(record, params, share)
+  if params.places and params.slot_length > 0 then
+    record[SLOT_LENGTH], record[SLOT_LONGEST] = params.slot_length, 0
+  end
 end
 
 -- Bring a bucket to now under the old terms, then to the terms of the policy.
@@ -408,10 +679,14 @@ local function needed_until_s(record, now_us)
   else
     s = (record[CAPACITY] - record[BALANCE]) / record[RATE]
   end
-  if flags >= DIVIDED and has(flags, DIVIDED) then s = math.max(s, (record[SHARE_UNTIL] - now_us) / 1e6) end
-  if flags >= BLOCK then
+  if flags % 16 >= DIVIDED then s = math.max(s, (record[SHARE_UNTIL] - now_us) / 1e6) end
+  if flags % 128 >= BLOCK then
     s = math.max(s, (record[COUNTED_UNTIL] - now_us) / 1e6, (record[BLOCKED_UNTIL] - now_us) / 1e6)
   end
+  if flags % 256 >= IN_FLIGHT and record[FLYING] + record[FLYING_BEFORE] > 0 then
+    s = math.max(s, (record[SLOT_START] + 2 * record[SLOT_LENGTH] - now_us) / 1e6)
+  end
+  if flags >= LENDS and has(flags, LENDS) and record[PARTS_UNTIL] > record[UPDATED] + record[SHIFT] then s = math.max(s, LENT_TTL_S) end
   if not (s < TTL_MAX_S) then return now_us / 1e6 + TTL_MAX_S end
   return now_us / 1e6 + ((s > 0 and s or 0) + IDLE_TTL_S)
 end

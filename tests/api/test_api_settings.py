@@ -1,13 +1,10 @@
-"""What can be set for the API, and what is refused."""
-
-import os
-import subprocess
-import sys
+"""Settings of the API: values that are accepted, and values that are refused."""
 
 import pytest
 
 from limiter.api_keys import KeyEntryError
 from limiter.settings import Settings, SettingsError
+from tests.support.command import run_headgate
 
 
 @pytest.fixture(autouse=True)
@@ -78,21 +75,23 @@ def test_others_are_let_in_by_the_entries_and_not_by_the_text_of_the_setting() -
         ),
     ],
 )
-def test_what_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
+def test_a_setting_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
     monkeypatch.setenv(f"HEADGATE_{name}", value)
     with pytest.raises(SettingsError) as refused:
         Settings.load()
     assert str(refused.value) == message
 
 
-def test_what_kubernetes_sets_for_a_service_is_told_from_settings() -> None:
+def test_variables_that_kubernetes_sets_for_a_service_are_not_taken_for_settings() -> None:
     links = {
-        "HEADGATE_SERVICE_HOST": "10.0.0.1",
-        "HEADGATE_SERVICE_PORT": "8080",
-        "HEADGATE_PORT": "tcp://10.0.0.1:8080",
-        "HEADGATE_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "service_host": "10.0.0.1",
+        "service_port": "8080",
+        "port": "tcp://10.0.0.1:8080",
+        "port_8080_tcp": "tcp://10.0.0.1:8080",
     }
-    refused = headgate("api", **links)
+    refused = run_headgate("api", **links)
     assert refused.returncode == 2
     assert refused.stderr == (
         "headgate: HEADGATE_SERVICE_HOST, and HEADGATE_PORT with it, comes from Kubernetes, for a Service called "
@@ -105,15 +104,8 @@ def test_the_fast_lane_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Settings.load().fast_lane is False
 
 
-def headgate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from limiter.cli.main import main; main()", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **variables}
-    )
-
-
 def test_a_key_is_made_and_its_entry_can_be_configured() -> None:
-    made = headgate("keys", "new", "shop", "--role", "viewer", "--namespace", "tenant1")
+    made = run_headgate("keys", "new", "shop", "--role", "viewer", "--namespace", "tenant1")
     assert made.returncode == 0
     key, entry = (line.split()[1] for line in made.stdout.splitlines())
     assert key.startswith("hg_")
@@ -122,7 +114,7 @@ def test_a_key_is_made_and_its_entry_can_be_configured() -> None:
 
 
 def test_a_key_of_no_role_is_refused_in_one_line() -> None:
-    refused = headgate("keys", "new", "shop", "--role", "owner")
+    refused = run_headgate("keys", "new", "shop", "--role", "owner")
     assert (refused.returncode, refused.stderr) == (
         2, "headgate: entry 1 (shop): the role must be one of caller, viewer, admin\n",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""F-S8, F-S10: every node tells of a store that lost its policies or is out of memory; no answer tells where it is."""
+"""F-S8, F-S10: every node warns of a store that lost its policies or is out of memory; no answer shows its address."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,8 +9,8 @@ import pytest
 
 from limiter.api_keys import new_key
 from limiter.store import keys
-from tests.cli.test_cli import headgate
 from tests.support import eventually
+from tests.support.command import run_headgate
 from tests.support.live import LANES, Lane, LiveApi, ask, live
 from tests.support.scraping import scrape
 from tests.support.servers import Server, running
@@ -61,7 +61,7 @@ def losses(node: LiveApi) -> list[str]:
 
 
 @pytest.mark.slow
-def test_f_s10_a_loss_is_told_by_every_node_until_it_is_acknowledged(
+def test_f_s10_every_node_warns_of_a_loss_until_it_is_acknowledged(
     valkey: Server, file: Path, nodes: list[LiveApi], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One poll of eight warned, and policies made over the API were gone without a word."""
@@ -92,7 +92,7 @@ def test_f_s10_a_loss_is_told_by_every_node_until_it_is_acknowledged(
     assert not valkey.client().exists(keys.POLICIES_LOSS)
 
 
-def test_f_s10_what_a_second_flush_wiped_out_is_told_all_the_same(valkey: Server, nodes: list[LiveApi]) -> None:
+def test_f_s10_policies_that_a_second_flush_removed_are_named_too(valkey: Server, nodes: list[LiveApi]) -> None:
     for _ in range(2):
         valkey.client().flushall()
         for node in nodes:
@@ -146,13 +146,13 @@ def test_f_s10_an_older_copy_is_a_loss_too(valkey: Server, nodes: list[LiveApi])
 
 @pytest.mark.slow
 def test_f_s10_the_command_line_shows_and_acknowledges_it(valkey: Server, nodes: list[LiveApi]) -> None:
-    assert headgate("store", "loss", redis_url=valkey.url).returncode == 0
+    assert run_headgate("store", "loss", redis_url=valkey.url).returncode == 0
     valkey.client().flushall()
     eventually(lambda: valkey.client().exists(keys.POLICIES_LOSS), what="the loss is kept")
-    told = headgate("store", "loss", redis_url=valkey.url)
+    told = run_headgate("store", "loss", redis_url=valkey.url)
     assert (told.returncode, "gone: tenant1/made" in told.stdout) == (1, True)
-    assert headgate("store", "acknowledge", redis_url=valkey.url).stdout == "acknowledged\n"
-    assert headgate("store", "acknowledge", redis_url=valkey.url).stdout == "there is nothing to acknowledge\n"
+    assert run_headgate("store", "acknowledge", redis_url=valkey.url).stdout == "acknowledged\n"
+    assert run_headgate("store", "acknowledge", redis_url=valkey.url).stdout == "there is nothing to acknowledge\n"
     for node in nodes:
         eventually(lambda node=node: not losses(node), what="nobody warns any more")  # type: ignore[misc]
 
@@ -210,7 +210,7 @@ def test_f_s8_out_of_memory_is_called_so(valkey: Server, file: Path, lane: Lane)
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_where_the_store_is_is_told_to_nobody_but_the_log(
+def test_the_address_of_the_store_is_shown_in_the_log_alone(
     tmp_path: Path, file: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with running("valkey", tmp_path / "store") as server:
@@ -242,7 +242,7 @@ SECRET = "policies: [{name: secret-contract, namespace: tenant-acme, match: {}, 
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_what_differs_from_the_file_is_named_to_nobody_without_a_key(
+def test_differences_from_the_file_are_not_named_without_a_key(
     valkey: Server, tmp_path: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """`/readyz` named tenants and their policies to anybody."""
@@ -264,7 +264,7 @@ def test_what_differs_from_the_file_is_named_to_nobody_without_a_key(
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_what_the_server_says_is_told_to_nobody_but_the_log(
+def test_the_words_of_the_server_are_shown_in_the_log_alone(
     valkey: Server, file: Path, lane: Lane, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """F-S11: the server's own words, with what anybody wrote at our key, went out as they came."""

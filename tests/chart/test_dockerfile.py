@@ -36,7 +36,7 @@ def test_packages_come_from_the_lock_file_with_their_hashes() -> None:
     assert {"--no-deps", "--no-index"} <= set(ours)
 
 
-def test_the_image_has_what_is_tested_and_what_traces_need() -> None:
+def test_the_image_has_the_tested_versions_and_those_for_traces() -> None:
     run, tested, image = (pins(ROOT / ".ci" / f"{name}.lock") for name in ("run", "test", "image"))
     assert image.items() <= tested.items(), "the same versions and hashes"
     assert run.items() <= image.items()
@@ -65,7 +65,7 @@ def needed_by(*requirements: str) -> set[str]:
     return {name for name, _ in found}
 
 
-def test_what_building_needs_is_not_left_in_the_image() -> None:
+def test_build_tools_are_not_left_in_the_image() -> None:
     (removed,) = [it.arguments for it in instructions() if it.name == "RUN" and "uninstall" in it.arguments]
     assert removed[removed.index("--yes") + 1 :] == PROJECT["dependency-groups"]["build"]
 
@@ -90,7 +90,7 @@ def test_nothing_in_it_needs_a_shell() -> None:
     assert healthcheck() == ["python", "-m", "limiter.cli.liveness"]
 
 
-def test_it_runs_the_api_unless_told_otherwise() -> None:
+def test_it_runs_the_api_by_default() -> None:
     (entrypoint,) = of_the_image("ENTRYPOINT")
     (command,) = of_the_image("CMD")
     assert (entrypoint.arguments, command.arguments) == (["headgate"], ["api"])

@@ -1,6 +1,5 @@
 """The trial's pods, run here: the same settings, arguments, variables and probes, with addresses of this machine."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,13 +13,13 @@ from typer.testing import CliRunner
 
 from limiter.cli.main import app
 from tests.support import eventually
+from tests.support.command import HEADGATE, environment
 from tests.support.dockerfile import healthcheck
 from tests.support.rendering import CHART, Manifest, environment_of, find, needs_helm, render
 from tests.support.servers import HOST, Server, free_port
 
 pytestmark = needs_helm
 
-HEADGATE = [sys.executable, "-c", "from limiter.cli.main import main; main()"]
 SMOKE = [sys.executable, "-I", str(CHART / "files" / "smoke.py")]
 
 
@@ -45,7 +44,7 @@ def api(store: Server, policies: Path) -> Iterator[tuple[str, dict[str, str]]]:
     service = find(manifests, "Service", "valkey")["metadata"]["name"]
     given["HEADGATE_REDIS_URL"] = given["HEADGATE_REDIS_URL"].replace(f"{service}:6379", f"{HOST}:{store.port}")
     given |= {"HEADGATE_HOST": HOST, "HEADGATE_PORT": str(free_port()), "HEADGATE_POLICIES": str(policies)}
-    process = subprocess.Popen([*HEADGATE, *container["args"]], env=clean() | given)
+    process = subprocess.Popen([*HEADGATE, *container["args"]], env=environment() | given)
     base = f"http://{HOST}:{given['HEADGATE_PORT']}"
     try:
         eventually(lambda: all(answers(base, container[it]) for it in ("startupProbe", "readinessProbe")))
@@ -56,10 +55,6 @@ def api(store: Server, policies: Path) -> Iterator[tuple[str, dict[str, str]]]:
         assert process.wait(30) == 0
 
 
-def clean() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-
-
 def answers(base: str, probe: Manifest) -> bool:
     try:
         with urlopen(base + probe["httpGet"]["path"]) as answer:
@@ -68,8 +63,8 @@ def answers(base: str, probe: Manifest) -> bool:
         return False
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    everything = clean() | dict(environment or {})
+def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    everything = environment() | dict(variables or {})
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=everything)
 
 

@@ -1,4 +1,4 @@
-"""What the chart makes, under each of its values files: valid for Kubernetes, restricted, and of one piece."""
+"""Manifests of the chart, under each of its values files: valid for Kubernetes, restricted, and consistent."""
 
 import functools
 import hashlib
@@ -46,7 +46,7 @@ every_values_file = pytest.mark.parametrize("values", GOOD, ids=stem)
 
 @pytest.fixture(autouse=True, scope="module")
 def schemas_are_read_once() -> Iterator[None]:
-    """They are megabytes of JSON, and the package reads them anew for every manifest."""
+    """The schemas are megabytes of JSON, and the package reads them again for every manifest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kubernetes_validate.utils, "schema_contents", functools.cache(_schema_contents))
         yield
@@ -152,7 +152,7 @@ def test_services_set_no_variables(values: Path) -> None:
 
 
 @every_values_file
-def test_every_container_asks_for_what_it_needs_and_is_never_throttled(values: Path) -> None:
+def test_every_container_requests_resources_and_is_never_throttled(values: Path) -> None:
     for name, pod in pods(render(values)):
         for container in containers(pod):
             resources = container["resources"]
@@ -171,14 +171,14 @@ def test_everything_has_a_name_of_its_own_a_namespace_and_labels(values: Path) -
         assert manifest["metadata"]["labels"]["app.kubernetes.io/part-of"] == "headgate"
 
 
-def test_long_names_are_cut_to_what_kubernetes_takes() -> None:
+def test_long_names_are_cut_to_the_length_that_kubernetes_allows() -> None:
     manifests = render("trial", sets=("fullnameOverride=" + "a" * 50,))
     assert max(len(it["metadata"]["name"]) for it in manifests) <= 63
     assert all(len(label) <= 63 for it in manifests for label in it["metadata"]["labels"].values())
 
 
 @every_values_file
-def test_every_selector_finds_what_it_is_meant_for(values: Path) -> None:
+def test_every_selector_finds_its_targets(values: Path) -> None:
     manifests = render(values)
     labels = {name: pod["metadata"]["labels"] for name, pod in pods(manifests)}
 
@@ -227,7 +227,7 @@ def references(spec: Manifest) -> Iterator[tuple[str, str, str | None]]:
 
 
 @every_values_file
-def test_what_a_pod_refers_to_is_made_here_or_named_in_the_values(values: Path) -> None:
+def test_everything_that_a_pod_refers_to_is_made_here_or_named_in_the_values(values: Path) -> None:
     manifests = render(values)
     made: dict[tuple[str, str], Any] = {
         (it["kind"], it["metadata"]["name"]): it.get("stringData", it.get("data", {})) for it in manifests
@@ -326,7 +326,7 @@ def test_an_outage_of_the_store_restarts_nothing(values: Path) -> None:
         assert container[probe]["httpGet"]["port"] in [port["name"] for port in container["ports"]]
 
 
-def test_readiness_asks_readyz_unless_told_otherwise() -> None:
+def test_readiness_asks_readyz_by_default() -> None:
     assert api_container("minimal")["readinessProbe"]["httpGet"] == {
         "path": "/readyz", "port": "http", "scheme": "HTTP"
     }  # fmt: skip
@@ -401,7 +401,7 @@ def test_nodes_can_be_drained_even_while_the_store_is_away(values: Path) -> None
 
 
 @pytest.mark.parametrize("nothing", ["", "null"])
-def test_a_budget_may_say_what_stays_instead_of_what_goes(nothing: str) -> None:
+def test_a_budget_may_set_the_pods_that_stay_instead_of_those_that_go(nothing: str) -> None:
     sets = (f"podDisruptionBudget.maxUnavailable={nothing}", "podDisruptionBudget.minAvailable=2")
     budget = find(render("minimal", sets=sets), "PodDisruptionBudget")["spec"]
     assert budget["minAvailable"] == 2
@@ -434,7 +434,7 @@ def ports(rules: list[Manifest]) -> set[int]:
 
 
 @pytest.mark.parametrize("values", ["tls", "sentinel", "cluster", "everything"])
-def test_a_network_policy_lets_through_what_is_needed(values: str) -> None:
+def test_a_network_policy_lets_needed_traffic_through(values: str) -> None:
     manifests = render(values)
     for component in ("api", "controller"):
         policy = find(manifests, "NetworkPolicy", component)["spec"]
@@ -511,7 +511,7 @@ def test_prometheus_finds_the_metrics_either_way() -> None:
     assert (endpoint["path"], endpoint["scheme"]) == (annotations["prometheus.io/path"], "https")
 
 
-def test_what_is_switched_off_is_not_there() -> None:
+def test_parts_that_are_switched_off_are_not_rendered() -> None:
     off = ("controller.enabled=false", "podDisruptionBudget.enabled=false", "serviceAccount.create=false",
            "preStopSleepSeconds=0")  # fmt: skip
     manifests = render("minimal", sets=off)

@@ -83,7 +83,7 @@ def test_every_value_is_explained_and_the_schema_says_the_same() -> None:
     assert {path: schema["description"] for path, schema in KNOWN.items()} == explained()
 
 
-def test_the_schema_refuses_what_it_does_not_know() -> None:
+def test_the_schema_refuses_unknown_values() -> None:
     for path, schema in (((), SCHEMA), *KNOWN.items()):
         if "properties" in schema:
             assert schema["additionalProperties"] is False, path
@@ -107,7 +107,7 @@ def test_every_value_is_used() -> None:
 def test_the_everything_values_say_something_else_for_every_value() -> None:
     """So that whatever a template does with a value is rendered and checked at least once."""
     everything = yaml.safe_load((CHART / "ci" / "everything-values.yaml").read_text())
-    # What is exclusive, or would leave everything else out.
+    # Values that exclude each other, or would leave everything else out.
     elsewhere = {("redis", "existingSecret"), ("apiKeys", "existingSecret"), ("secret", "existingSecret"),
                  ("policies", "existingConfigMap"), ("valkey", "enabled"), ("controller", "enabled"),
                  ("podDisruptionBudget", "enabled"), ("serviceAccount", "create")}  # fmt: skip
@@ -159,7 +159,7 @@ def test_a_setting_has_the_bounds_and_the_default_that_the_program_has(name: str
 
 
 @pytest.mark.parametrize("name", [name for name in VALUES["config"] if "enum" in KNOWN["config", name]])
-def test_a_setting_may_be_what_the_program_takes(name: str) -> None:
+def test_a_setting_may_have_any_value_that_the_program_accepts(name: str) -> None:
     field, _ = setting_of(name)
     described = Settings.model_json_schema()
     takes = described["properties"][field]
@@ -170,7 +170,7 @@ def test_a_setting_may_be_what_the_program_takes(name: str) -> None:
 @needs_helm
 @pytest.mark.parametrize("values", GOOD, ids=stem)
 def test_every_variable_is_a_setting_and_its_value_is_taken(values: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the program itself reads them, with nothing refused."""
+    """The program itself reads the variables, and refuses none."""
     manifests = render(values)
     for name, pod in pods(manifests):
         for container in containers(pod):

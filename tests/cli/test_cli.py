@@ -1,48 +1,17 @@
 """The `headgate` command: what it prints, how it ends, and that it never shows a traceback or a password."""
 
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support import eventually
+from tests.support.command import headgate_up, run_headgate
 from tests.support.servers import Server, free_port, running
 
-HEADGATE = [sys.executable, "-c", "from limiter.cli.main import main; main()"]
 
-
-def environment(**settings: str) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-    return inherited | {f"HEADGATE_{name.upper()}": value for name, value in settings.items()}
-
-
-def headgate(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HEADGATE, *arguments], env=environment(**settings), capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-@contextmanager
-def headgate_up(settings: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """`headgate up`, ready; gives the process and what it printed."""
-    command, somewhere = [*HEADGATE, "up"], {"port": str(free_port())}
-    with subprocess.Popen(
-        command, env=environment(**somewhere, **settings), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process, [process.stdout.readline(), process.stdout.readline()]
-        finally:
-            process.kill()
-
-
-def test_the_version_is_told() -> None:
-    told = headgate("--version")
+def test_the_version_is_printed() -> None:
+    told = run_headgate("--version")
     assert (told.returncode, told.stdout) == (0, "headgate 0.2.0\n")
 
 
@@ -68,14 +37,14 @@ def test_up_uses_the_store_that_the_settings_name(tmp_path: Path) -> None:
 def test_a_second_instance_on_a_data_directory_is_refused(tmp_path: Path) -> None:
     """F-S12"""
     with headgate_up({"data_dir": str(tmp_path)}) as (process, _):
-        refused = headgate("up", data_dir=str(tmp_path))
+        refused = run_headgate("up", data_dir=str(tmp_path))
         assert refused.returncode == 1
         assert refused.stderr.startswith(f"headgate: {tmp_path} is in use by process {process.pid}: ")
         assert refused.stderr.count("\n") == 1
 
 
 def test_bad_settings_end_with_2_and_a_line_each() -> None:
-    refused = headgate("up", redis_uri="redis://store", deadline_ms="0")
+    refused = run_headgate("up", redis_uri="redis://store", deadline_ms="0")
     assert refused.returncode == 2
     assert refused.stderr.splitlines() == [
         "headgate: HEADGATE_REDIS_URI is not a setting; did you mean HEADGATE_REDIS_URL?",
@@ -84,13 +53,13 @@ def test_bad_settings_end_with_2_and_a_line_each() -> None:
 
 
 def test_tls_files_that_cannot_be_read_end_with_2() -> None:
-    refused = headgate("up", redis_url="rediss://store?ssl_ca_certs=/nowhere")
+    refused = run_headgate("up", redis_url="rediss://store?ssl_ca_certs=/nowhere")
     assert refused.returncode == 2
     assert refused.stderr.startswith("headgate: HEADGATE_REDIS_URL: cannot set up TLS")
     assert refused.stderr.count("\n") == 1
 
 
-def test_f_s2_a_store_out_of_reach_is_told_and_waited_for() -> None:
+def test_f_s2_a_store_out_of_reach_is_named_and_waited_for() -> None:
     with headgate_up({"redis_url": f"redis://user:hunter2@127.0.0.1:{free_port()}"}) as (process, printed):
         assert printed[0] == "headgate 0.2.0: serving, and waiting for its store\n"
         assert printed[1].startswith("  store  not reached yet (")
@@ -103,7 +72,7 @@ def test_a_store_that_cannot_serve_ends_with_1_and_one_line(valkey: Server) -> N
     """F-S13"""
     valkey.command("ACL", "SETUSER", "clerk", "reset", "on", ">word", "~*", "+@all", "-@scripting")
     try:
-        refused = headgate("up", redis_url=f"redis://clerk:word@127.0.0.1:{valkey.port}")
+        refused = run_headgate("up", redis_url=f"redis://clerk:word@127.0.0.1:{valkey.port}")
     finally:
         valkey.command("ACL", "DELUSER", "clerk")
     assert refused.returncode == 1

@@ -1,34 +1,20 @@
 """`headgate policies …` and `headgate inspect`: what they print and how they end."""
 
 import getpass
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from limiter.cli.main import app
 from limiter.store import keys
 from limiter.store.keys import Slot
+from tests.support.command import headgate, lines_of, run_headgate
 from tests.support.operations import ask, quota_terms, request_terms, work_terms
 from tests.support.servers import Server, free_port, running
 from tests.support.stores import ScriptStore
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "policies.example.yaml"
 BAD = Path(__file__).parents[1] / "model" / "policy" / "policies" / "bad"
-
-
-def headgate(*arguments: str | Path, url: str = "", data_dir: Path | None = None) -> Result:
-    settings: dict[str, str | None] = {name: None for name in os.environ if name.startswith("HEADGATE_")}
-    settings |= {"HEADGATE_REDIS_URL": url, "HEADGATE_DATA_DIR": str(data_dir) if data_dir else None}
-    return CliRunner().invoke(app, [*map(str, arguments)], env=settings)
-
-
-def lines_of(result: Result, code: int = 0) -> list[str]:
-    assert (result.exit_code, result.stderr) == (code, ""), result.output
-    return [line.rstrip() for line in result.stdout.splitlines()]
 
 
 def complaint_of(result: Result, code: int = 1) -> str:
@@ -139,7 +125,7 @@ def test_the_history_of_everything_is_the_audit_log(valkey: Server, files: tuple
     assert len(lines_of(headgate("policies", "history", "--limit", "2", url=valkey.url))) == 3
 
 
-def test_what_is_not_there_is_told(valkey: Server) -> None:
+def test_a_policy_that_does_not_exist_is_named(valkey: Server) -> None:
     told = complaint_of(headgate("policies", "history", "reads", url=valkey.url))
     assert told == "there is no policy default/reads"
     headgate("policies", "apply", EXAMPLE, url=valkey.url)
@@ -147,7 +133,7 @@ def test_what_is_not_there_is_told(valkey: Server) -> None:
     assert told == "there is no revision 9 of policy default/anonymous"
 
 
-def test_a_damaged_policy_is_told_beside_the_others(valkey: Server) -> None:
+def test_a_damaged_policy_is_listed_beside_the_others(valkey: Server) -> None:
     headgate("policies", "apply", EXAMPLE, url=valkey.url)
     valkey.command("HSET", keys.POLICIES_CURRENT, "p:default/bad", "9 {}")
     listed = headgate("policies", "list", url=valkey.url)
@@ -205,12 +191,12 @@ def test_buckets_of_one_policy_and_namespace_are_shown(valkey: Server, files: tu
 
 
 @pytest.mark.parametrize("arguments", [["policies", "list"], ["inspect"], ["policies", "history", "reads"]])
-def test_where_nothing_runs_it_says_what_to_do(arguments: list[str], tmp_path: Path) -> None:
+def test_without_a_store_the_message_says_what_to_do(arguments: list[str], tmp_path: Path) -> None:
     told = complaint_of(headgate(*arguments, data_dir=tmp_path))
     assert told.startswith(f"no store runs in {tmp_path}: start one with `headgate up`, or set HEADGATE_DATA_DIR")
 
 
-def test_a_data_directory_with_a_long_path_is_told_of(tmp_path: Path) -> None:
+def test_a_data_directory_with_a_long_path_is_named(tmp_path: Path) -> None:
     told = complaint_of(headgate("policies", "list", data_dir=tmp_path / ("x" * 100)))
     assert "is too long for a socket: set HEADGATE_REDIS_URL to the unix:// URL" in told
 
@@ -234,17 +220,14 @@ def test_it_finds_the_embedded_store_of_the_data_directory(tmp_path: Path) -> No
     """Beside a running `headgate up`, in a process of its own."""
     with running("valkey", tmp_path / "server") as server:
         (tmp_path / "valkey.sock").symlink_to(server.socket)
-        command = [sys.executable, "-c", "from limiter.cli.main import main; main()", "policies", "apply", str(EXAMPLE)]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        applied = subprocess.run(
-            command, env=inherited | {"HEADGATE_DATA_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
+        applied = run_headgate("policies", "apply", str(EXAMPLE), data_dir=tmp_path)
         assert (applied.returncode, applied.stderr) == (0, "")
         assert len(lines_of(headgate("policies", "list", data_dir=tmp_path))) == (1 + 6) + (1 + 1)
 
 
-def test_what_another_owns_is_not_overwritten_unless_it_is_taken_over(valkey: Server, files: tuple[Path, Path]) -> None:
+def test_policies_of_another_owner_are_not_overwritten_unless_taken_over(
+    valkey: Server, files: tuple[Path, Path]
+) -> None:
     """F-P13"""
     before, after = files
     headgate("policies", "apply", before, url=valkey.url)
@@ -281,7 +264,7 @@ def test_each_file_has_its_owner(valkey: Server, files: tuple[Path, Path], tmp_p
     assert headgate("policies", "apply", empty, "--owner", "no name", url=valkey.url).exit_code == 2
 
 
-def test_one_name_in_two_namespaces_is_told_apart(valkey: Server, tmp_path: Path) -> None:
+def test_one_name_in_two_namespaces_is_shown_with_its_namespace(valkey: Server, tmp_path: Path) -> None:
     """P12"""
     file = tmp_path / "two.yaml"
     file.write_text("policies: [{name: reads, rate: 1}, {name: reads, namespace: tenant, rate: 2}]")

@@ -14,10 +14,14 @@ from starlette.routing import Route
 
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest
 from limiter.model.policy.criticality import Criticality
-from loadtest.overload.backend import Pool, application, listen, server
-from loadtest.overload.calls import Ask, Call
+from loadtest.overload import measurements
+from loadtest.overload.backend import Pool, SlowingService, application, listen, server
+from loadtest.overload.backend_terms import Slowing
+from loadtest.overload.calls import Ask, Call, counted
 from loadtest.overload.http import Http
-from loadtest.overload.users import Experiment, Phase, by_second, percentile
+from loadtest.overload.machine import Machine, Watch
+from loadtest.overload.study import Run
+from loadtest.overload.users import Crowd, Experiment, Phase, by_second, percentile
 
 FAST = {"cheap": 0.1, "expensive": 5.0}
 
@@ -78,6 +82,10 @@ def either_class(draw: Random) -> Ask:
     return Ask(criticality=criticality, expected_latency_ms=200)
 
 
+def crowd(*phases: Phase) -> Crowd:
+    return Crowd(phases=phases, choose=cheap, think_s=0.01)
+
+
 async def test_cheaper_work_costs_less() -> None:
     pool = Pool(workers=1, iterations_per_ms=500)
     assert pool.cost_ms("cheap", 1) == 5
@@ -115,7 +123,7 @@ async def test_a_bounded_pool_makes_the_others_wait() -> None:
 
 async def test_users_ask_the_backend_straight_without_headgate() -> None:
     async with backend() as http:
-        calls = await Experiment(http, None, cheap, think_s=0.01).run([Phase(0.2, users=3), Phase(0.3, users=20)])
+        calls = await Experiment(http, None).run([crowd(Phase(0.2, users=3), Phase(0.3, users=20))])
     assert len(calls) > 50
     assert {one.outcome for one in calls} == {"served"}
     assert all(one.latency_ms > 0 for one in calls)
@@ -130,15 +138,17 @@ async def test_an_open_loop_asks_at_its_rate() -> None:
         return asked[-1]
 
     async with backend() as http:
-        calls = await Experiment(http, None, noted).run([Phase(0.5, rate=200)])
-    assert len(asked) == 95
+        calls = await Experiment(http, None).run([Crowd(phases=[Phase(0.5, rate=200)], choose=noted)])
+    assert len(asked) == 98
     assert 0 < len(calls) <= len(asked)
 
 
 async def test_calls_go_through_headgate() -> None:
     gate = Gate()
     async with backend() as http, serving(gate.app) as headgate:
-        calls = await Experiment(http, headgate, either_class, think_s=0.02).run([Phase(0.5, users=10)])
+        calls = await Experiment(http, headgate).run(
+            [Crowd(phases=[Phase(0.5, users=10)], choose=either_class, think_s=0.02)]
+        )
     by_class = {(one.ask.criticality, one.outcome) for one in calls}
     assert by_class == {(Criticality.CRITICAL, "served"), (Criticality.SHEDDABLE, "refused")}
     assert {one.quality for one in calls if one.outcome == "served"} == {0.5}
@@ -152,7 +162,7 @@ async def test_who_does_not_answer_is_a_failure() -> None:
     listener = listen()
     nobody = Http(f"http://127.0.0.1:{listener.getsockname()[1]}")
     listener.close()
-    calls = await Experiment(nobody, None, cheap, think_s=0.01).run([Phase(0.1, users=2)])
+    calls = await Experiment(nobody, None).run([crowd(Phase(0.1, users=2))])
     assert {one.outcome for one in calls} == {"failed"}
 
 
@@ -165,6 +175,44 @@ def test_results_are_told_by_the_second_in_which_they_were_answered() -> None:
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:
-    assert percentile(range(1, 11), 90) == 9
-    assert percentile([5], 90) == 5
+    assert percentile([(value, 1) for value in range(1, 11)], 90) == 9
+    assert percentile([(5, 1)], 90) == 5
+    assert percentile([(1, 90), (2, 10)], 90) == 1
+    assert percentile([(1, 89), (2, 11)], 90) == 2
     assert percentile([], 90) is None
+
+
+def test_calls_of_a_second_that_are_alike_are_counted_together() -> None:
+    calls = [Call(0.1, Ask(), "refused"), Call(0.9, Ask(), "refused"), Call(0.5, Ask(), "served", 1234.4, 0.499)]
+    served, refused = counted(calls)[::-1]
+    assert (refused.second, refused.count) == (0, 2)
+    assert (served.second, served.latency_ms, served.quality) == (1, 1230, 0.5)
+
+
+def test_measurements_are_read_as_they_were_written() -> None:
+    calls = counted([Call(0.1, Ask(), "refused"), Call(2.0, Ask("read"), "served", 80.5, 0.4)])
+    results = {"with control, 2 users": Run(calls, (), Machine(2, 1.5, 0.25, 0.1, 0.004))}
+    assert measurements.read(measurements.written(results)) == results
+
+
+def test_a_machine_that_stood_still_is_not_fit_to_judge_by() -> None:
+    assert Watch().seen([0.001] * 100).is_fit(1.0)
+    assert not Watch().seen([0.001] * 99 + [2.5]).is_fit(1.0)
+    assert not Watch().seen([0.15] * 100).is_fit(1.0)
+
+
+async def test_a_backend_that_slows_down_answers_later_the_more_it_is_asked() -> None:
+    service = SlowingService(Slowing(capacity=5, base_ms=1, ms_per_excess=20))
+    took_ms = [worked for _, worked in await asyncio.gather(*[service.work("cheap", 1.0) for _ in range(10)])]
+    assert took_ms[0] >= 1
+    assert took_ms[-1] >= 100, "five more than it can do, 20 ms for each"
+    assert took_ms[5:] == sorted(took_ms[5:])
+
+
+async def test_a_backend_that_hangs_answers_once_it_no_longer_does() -> None:
+    service = SlowingService(Slowing(capacity=100, base_ms=1))
+    async with serving(application(service)) as http:
+        assert (await http.post("/hang?seconds=0.3"))[0] == 200
+        status, body = await http.post("/work")
+    assert status == 200
+    assert msgspec.json.decode(body)["worked_ms"] > 100

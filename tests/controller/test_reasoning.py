@@ -7,7 +7,7 @@ import httpx
 
 from limiter.model.control.reasoning import reasoning
 from limiter.store.keys import Slot
-from tests.cli.test_cli_policies import headgate, lines_of
+from tests.support.command import headgate, lines_of
 from tests.support.live import live
 from tests.support.nodes import until
 from tests.support.servers import Server

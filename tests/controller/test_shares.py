@@ -4,19 +4,16 @@ from typing import Any
 
 import pytest
 
-from limiter.engine.planner import Planner
-from limiter.model.bucket.bucket import share_of
 from limiter.model.policy.policy_set import PolicySet
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
-from limiter.store.policies.policies import PolicyStore
+from limiter.store.policies.policy_store import PolicyStore
 from tests.support.nodes import until
+from tests.support.partitions import TEN, customer_in, shares
 from tests.support.servers import Cluster, Server
 from tests.support.steered import Look, policies
 from tests.support.traffic import Traffic, steering, traffic
-
-TEN = {"partitions": 10, "partition_by": ["customer"]}
 
 
 def divided(**more: Any) -> dict[str, Any]:
@@ -25,23 +22,6 @@ def divided(**more: Any) -> dict[str, Any]:
 
 def limits_of(**more: Any) -> PolicySet:
     return policies(divided(**more), default=TEN)
-
-
-def customer_in(limits: PolicySet, partition: int) -> dict[str, str]:
-    """A customer whose requests go to a partition."""
-    planner = Planner(limits)
-    asking = ({"customer": f"c{number}"} for number in range(10_000))
-    return next(one for one in asking if planner.cover("default", one)[0].partition == partition)
-
-
-def shares(server: Server | Cluster, limits: PolicySet) -> list[float]:
-    """What each partition holds now."""
-    params = Planner(limits).cover("default", {"customer": "c1"})[1][0].terms
-    client = server.nodes[0] if isinstance(server, Cluster) else server
-    seconds, microseconds = client.command("TIME")
-    now_us = int(seconds) * 1_000_000 + int(microseconds)
-    records = [Look(server, Slot("default", partition)).record("all") for partition in range(10)]
-    return [0.1 if record is None else share_of(record, params, now_us) for record in records]
 
 
 async def follow(where: Server | Cluster, limits: PolicySet, callers: Traffic) -> None:

@@ -5,7 +5,7 @@ from random import Random
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
-from limiter.store.policies.policies import PolicyStore
+from limiter.store.policies.policy_store import PolicyStore
 from tests.support.nodes import Watched, until
 from tests.support.servers import Server
 from tests.support.steered import Look, capped, policies

@@ -26,7 +26,7 @@ def test_a_call_that_carries_many_operations_fails_once() -> None:
     assert breaker.allows(100.0)
 
 
-def test_a_success_between_failures_starts_the_count_anew() -> None:
+def test_a_success_between_failures_starts_the_count_again() -> None:
     breaker = Breaker()
     for number in range(3 * FAILURES_MAX):
         breaker.fail(100.0 + number, draw=0.5)
@@ -83,7 +83,7 @@ def test_f_s15_a_probe_that_was_never_sent_leaves_its_turn_to_the_next() -> None
     assert [breaker.allows(101.0) for _ in range(2)] == [True, False]
 
 
-def test_f_s15_a_probe_that_nobody_hears_of_is_over_after_the_longest_deadline() -> None:
+def test_f_s15_a_probe_without_an_outcome_is_over_after_the_longest_deadline() -> None:
     breaker = opened()
     assert breaker.allows(101.0)
     assert not breaker.allows(101.0 + PROBE_MAX_S - 0.001)

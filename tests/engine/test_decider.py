@@ -6,10 +6,12 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from limiter.engine.decider import WAITING_ROOM, Decider
-from limiter.engine.errors import (
+from limiter.engine.operation import Memo, Operation
+from limiter.engine.request_errors import (
     IdempotencyConflict,
     NotDecided,
     SettledOtherwise,
@@ -17,11 +19,11 @@ from limiter.engine.errors import (
     Uncovered,
     UnknownReservation,
 )
-from limiter.engine.operation import Operation
 from limiter.engine.settler import _WAITING_ROOM as SETTLE_ROOM
 from limiter.engine.settler import Correction
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
-from limiter.model.bucket.reservation import Signer
+from limiter.model.bucket.operations import AcquireAnswer, AcquireStatus, BucketAnswer, Verdict
+from limiter.model.bucket.reservation import ID_SIZE, Signer
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.reading import read_policy_set
 from limiter.runtime.told import Told
@@ -116,7 +118,7 @@ async def test_b1_a_refusal_explains_itself_and_spends_nothing(decider: Decider)
     assert "the balance is -" in refusal.detail
 
 
-async def test_a_dry_run_tells_the_same_and_spends_nothing(decider: Decider) -> None:
+async def test_a_dry_run_answers_the_same_and_spends_nothing(decider: Decider) -> None:
     enforce(decider, reads(charge=2))
     for _ in range(3):
         dry = granted(await decider.acquire(ask(dry_run=True)))
@@ -132,7 +134,7 @@ async def test_g2_a_customer_out_of_quota_never_hurts_another(decider: Decider) 
     granted(await decider.acquire(ask("b", work=10)))
 
 
-async def test_what_a_quota_can_never_cover_is_not_to_be_retried(decider: Decider) -> None:
+async def test_a_request_beyond_the_whole_quota_is_not_to_be_retried(decider: Decider) -> None:
     enforce(decider, {"name": "month", "match": {}, "quota": {"work": 10, "period": "month"}})
     assert refused(await decider.acquire(ask(work=11))).retry == "never"
 
@@ -166,7 +168,7 @@ async def test_p2_in_a_group_an_override_beats_the_default(decider: Decider) -> 
     assert [state.policy for state in granted(await decider.acquire(ask("c1"))).limits] == ["big"]
 
 
-async def test_p7_what_no_policy_covers_is_approved_and_counted(decider: Decider) -> None:
+async def test_p7_a_request_that_no_policy_covers_is_approved_and_counted(decider: Decider) -> None:
     grant = granted(await decider.acquire(ask()))
     assert (grant.limits, grant.charged, grant.covered) == ((), 0.0, False)
     assert decider.decisions.uncovered == {True: 0, False: 1}, "nobody declared the namespace"
@@ -196,12 +198,12 @@ async def test_f_r2_f_r3_a_settle_repeated_and_one_with_another_amount(decider: 
 
 
 @pytest.mark.parametrize("token", ["", "no", "A" * 200])
-async def test_f_r6_what_is_no_reservation_is_unknown(decider: Decider, token: str) -> None:
+async def test_f_r6_text_that_is_no_reservation_is_unknown(decider: Decider, token: str) -> None:
     with pytest.raises(UnknownReservation, match=r"^no such reservation$"):
         await decider.settle(SettleRequest(token, 1))
 
 
-async def test_f_r6_a_reservation_of_another_namespace_is_unknown_to_who_may_not_see_it(decider: Decider) -> None:
+async def test_f_r6_a_reservation_of_another_namespace_is_unknown_without_the_right_to_see_it(decider: Decider) -> None:
     enforce(decider, reads())
     grant = granted(await decider.acquire(ask()))
     with pytest.raises(UnknownReservation):
@@ -211,7 +213,7 @@ async def test_f_r6_a_reservation_of_another_namespace_is_unknown_to_who_may_not
 
 @pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin", "Pacific/Kiritimati", "America/New_York"])
 async def test_p4_the_first_acquire_of_a_node_may_be_of_a_quota_anywhere(decider: Decider, timezone: str) -> None:
-    """Before the store has told its time there is none: at zero, east of Greenwich, a day began before all time."""
+    """A node that has not heard the store's time assumes zero: east of Greenwich that day began before all time."""
     enforce(decider, {"name": "daily", "quota": {"work": 10, "period": "day", "timezone": timezone}})
     assert granted(await decider.acquire(ask(work=3))).limits[0].balance == 7
 
@@ -233,7 +235,7 @@ async def test_f_r7_holds_when_the_policies_have_changed_meanwhile(decider: Deci
     assert (again.reservation, again.charged) == (first.reservation, 2.0)
 
 
-async def test_a_reply_that_breaks_off_is_told_as_far_as_it_goes(decider: Decider) -> None:
+async def test_a_reply_that_breaks_off_is_passed_on_as_far_as_it_goes(decider: Decider) -> None:
     def broken(tell: Any) -> Any:
         return lambda batch, reply, now_us: tell(batch, reply[:-1], now_us)
 
@@ -312,7 +314,7 @@ async def test_f_s11_damage_to_a_reservation_is_not_blamed_on_a_bucket_alone(dec
     assert valkey.client().get(tombstone) == b"not ours"
 
 
-async def test_g6_when_many_retry_already_they_are_told_not_to(decider: Decider) -> None:
+async def test_g6_when_many_retry_already_the_answer_is_never(decider: Decider) -> None:
     enforce(decider, reads(rate=10, capacity=1, charge=1))
     granted(await decider.acquire(ask()))
     assert refused(await decider.acquire(ask())).retry == "after"
@@ -330,6 +332,16 @@ async def test_g6_the_retries_of_one_policy_s_callers_are_not_held_against_anoth
         granted(await decider.acquire(AcquireRequest({"customer": "x"}, namespace="noisy", attempt=2)))
     granted(await decider.acquire(ask()))
     assert refused(await decider.acquire(ask())).retry == "after"
+
+
+async def test_g6_the_retries_of_one_customer_are_not_held_against_another_of_the_same_policy(decider: Decider) -> None:
+    """G2, G6."""
+    enforce(decider, reads(rate=10, capacity=1, charge=1))
+    for _ in range(60):
+        await decider.acquire(AcquireRequest({"customer": "noisy", "operation": "read"}, attempt=2))
+    noisy = refused(await decider.acquire(AcquireRequest({"customer": "noisy", "operation": "read"})))
+    granted(await decider.acquire(ask()))
+    assert (noisy.retry, refused(await decider.acquire(ask())).retry) == ("never", "after")
 
 
 async def test_f_v3_work_that_weights_carry_beyond_all_bounds_is_decided_all_the_same(decider: Decider) -> None:
@@ -357,7 +369,7 @@ async def test_p11_a_shadow_s_damaged_record_refuses_nothing(decider: Decider, v
     assert [state.policy for state in granted(await decider.acquire(ask())).limits] == ["reads"]
 
 
-async def test_who_cannot_be_asked_again_is_told_once(
+async def test_an_operation_that_cannot_be_sent_again_is_answered_once(
     decider: Decider, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second answer would be taken for that of the next request on a connection."""
@@ -375,3 +387,71 @@ async def test_who_cannot_be_asked_again_is_told_once(
     await until(lambda: told)
     operation.give_up()
     assert [str(operation.outcome) for operation in told] == ["not sound"]
+
+
+async def test_f_r7_a_refusal_under_its_key_stands_when_the_policies_have_changed(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    granted(await decider.acquire(ask(work=500)))
+    refused(await decider.acquire(ask(), idempotency_key="k"))
+    enforce(decider, {**reads(), "name": "others"})
+    again = refused(await decider.acquire(ask(), idempotency_key="k"))
+    assert (again.replayed, again.limits) == (True, ())
+    assert "by policies that have changed since" in again.detail
+
+
+async def test_a_dry_run_under_a_key_decides_nothing_that_could_be_repeated(decider: Decider) -> None:
+    enforce(decider, reads(charge=2))
+    granted(await decider.acquire(ask(dry_run=True), idempotency_key="k"))
+    first = granted(await decider.acquire(ask(work=9), idempotency_key="k"))
+    assert (first.replayed, first.charged) == (False, 9.0)
+
+
+async def test_f_r7_an_acquire_that_is_asked_again_without_a_damaged_shadow_keeps_its_key(
+    decider: Decider, valkey: Server
+) -> None:
+    enforce(decider, reads(), {"name": "watching", "match": {}, "rate": 1, "shadow": True})
+    valkey.client().set(keys.bucket(Slot().prefix, "watching"), b"not ours")
+    first = granted(await decider.acquire(ask(work=3), idempotency_key="k"))
+    again = granted(await decider.acquire(ask(work=3), idempotency_key="k"))
+    assert (again.reservation, again.replayed, again.limits[0].balance) == (first.reservation, True, 47.0)
+
+
+async def test_p11_a_damaged_shadow_alone_refuses_nobody(decider: Decider, valkey: Server) -> None:
+    enforce(decider, {"name": "watching", "match": {}, "rate": 1, "shadow": True})
+    valkey.client().set(keys.bucket(Slot().prefix, "watching"), b"not ours")
+    assert granted(await decider.acquire(ask())).charged == 0
+
+
+NO_ROWS = msgspec.msgpack.encode(Memo(b"i" * ID_SIZE, 1, 1.0, []))
+
+
+@pytest.mark.parametrize("memo", [b"\xc1", NO_ROWS], ids=["no memo", "of no bucket"])
+async def test_f_s11_a_damaged_memo_is_not_a_decision(decider: Decider, memo: bytes) -> None:
+    enforce(decider, reads(charge=2))
+    told = Told[Operation]()
+    decider.begin([(ask(), told, "k", None)], WAITING_ROOM)
+    operation = await told.future
+    bucket = BucketAnswer(Verdict.DEBITED, 48.0, 2.0, 1.0, 50.0)
+    with pytest.raises(NotDecided, match="cannot be read"):
+        decider._replay(operation, AcquireAnswer(AcquireStatus.GRANTED, 1, (bucket,), memo))
+
+
+async def test_a_settle_while_the_circuit_is_open_is_to_be_sent_again(decider: Decider) -> None:
+    enforce(decider, reads())
+    grant = granted(await decider.acquire(ask()))
+    decider._store_health.breaker.is_open = True
+    decider._store_health.breaker.open_until_s = math.inf
+    with pytest.raises(NotDecided, match="settle again later"):
+        await decider.settle(SettleRequest(grant.reservation, 1))
+    assert decider.settles.unanswered["breaker"] == 1
+
+
+async def test_f_r5_a_settle_after_its_grace_is_unknown(decider: Decider) -> None:
+    enforce(decider, reads())
+    grant = granted(await decider.acquire(ask(ttl_ms=1)))
+    signer = Signer(b"a secret of the tests")
+    reservation = signer.open(grant.reservation)
+    assert reservation is not None
+    old = msgspec.structs.replace(reservation, acquired_us=1, deadline_us=2, late_us=1)
+    with pytest.raises(UnknownReservation):
+        await decider.settle(SettleRequest(signer.sign(old), 1))

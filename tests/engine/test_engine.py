@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from limiter.controller.worker import Controller
+from limiter.engine import engine as engine_module
 from limiter.engine.engine import Engine, open_engine
-from limiter.engine.errors import UnknownReservation
 from limiter.engine.planner import Planner
 from limiter.engine.policy_file import load_policy_file
+from limiter.engine.request_errors import UnknownReservation
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, SettleRequest
 from limiter.model.policy.policy_set import PolicySet
 from limiter.model.policy.problems import PolicyError
@@ -83,10 +85,10 @@ async def test_p6_a_policy_put_at_one_node_is_live_at_the_others(valkey: Server)
         await until(lambda: other.policies.policies == [])
 
 
-async def test_policies_that_cannot_be_put_in_force_are_told_and_leave_the_old_ones(
+async def test_policies_that_cannot_be_put_in_force_are_named_and_leave_the_old_ones(
     valkey: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a node would find them that is older than who wrote them. Anybody may read warnings: the log says why."""
+    """An old node may find policies that a newer one wrote. Anybody may read warnings, so only the log says why."""
     unheard_of = read_policy({"name": "new", "match": {}, "rate": 7})
 
     def refuse(policies: PolicySet, before: Planner) -> Steps[Planner]:
@@ -128,7 +130,7 @@ async def test_f_s2_a_node_starts_without_its_store_and_connects_later(tmp_path:
 
 
 @pytest.mark.parametrize("secret", [None, "shared by all of them"])
-async def test_what_a_node_granted_before_it_had_its_store_others_know_by_a_configured_secret_alone(
+async def test_grants_of_a_node_without_its_store_are_known_to_others_by_a_configured_secret_alone(
     tmp_path: Path, file: Path, secret: str | None
 ) -> None:
     """docs/operations.md: without one, it signs with its own until the store is there."""
@@ -147,7 +149,9 @@ async def test_what_a_node_granted_before_it_had_its_store_others_know_by_a_conf
                 assert (await other.decider.settle(SettleRequest((await granted(one)).reservation, 12))).adjusted == 10
 
 
-async def test_f_s3_a_store_that_is_away_is_told_and_its_return_needs_no_traffic(valkey: Server, file: Path) -> None:
+async def test_f_s3_a_store_that_is_away_is_reported_and_its_return_needs_no_traffic(
+    valkey: Server, file: Path
+) -> None:
     async with running_engine(valkey.tcp_url, policies=file, deadline_ms=50) as engine:
         valkey.pause()
         try:
@@ -189,7 +193,7 @@ async def test_f_s10_policies_are_restored_from_the_file_after_a_flush(valkey: S
 
 
 def rewrite(file: Path, text: str | None) -> None:
-    """As somebody else would who edits or removes it."""
+    """Edit or remove the policy file, as an operator would."""
     if text is None:
         file.unlink()
     else:
@@ -222,7 +226,7 @@ async def test_f_s10_a_file_that_cannot_be_used_any_more_is_put_back_as_it_was(
         valkey.client().flushall()
         await until(lambda: "the policies of the file were put back" in caplog.text)
         assert await kept_rates(engine) == {"reads": 100.0}
-    assert "the policy file cannot be used as it is now" in caplog.text
+    assert "the policy file cannot be used in its present form" in caplog.text
     assert str(file) in caplog.text
 
 
@@ -236,7 +240,7 @@ async def kept_rates(engine: Engine) -> dict[str, object]:
 async def test_f_p13_a_node_that_starts_with_an_older_file_does_not_undo_a_rollback(
     valkey: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F-P13: the runbook's rollback stays; the difference is told, and settable. Only the log names what differs."""
+    """F-P13: the runbook's rollback stays; a warning counts the differences, and only the log names them."""
     path = tmp_path / "policies.yaml"
     path.write_text(OWNED)
     async with running_engine(valkey.url, policies=path) as engine:
@@ -270,7 +274,7 @@ async def test_f_p13_a_node_that_starts_with_an_older_file_does_not_undo_a_rollb
         assert engine.warnings() == []
 
 
-async def test_a_file_removes_what_it_no_longer_contains_only_where_that_is_asked_for(
+async def test_a_file_removes_policies_that_it_no_longer_contains_only_with_prune(
     valkey: Server, tmp_path: Path
 ) -> None:
     """P12"""
@@ -289,7 +293,7 @@ async def test_a_file_removes_what_it_no_longer_contains_only_where_that_is_aske
         assert set(await kept_rates(engine)) == {"reads", "by-hand"}
 
 
-async def test_the_first_node_of_a_new_version_takes_over_what_an_older_one_has_stored(
+async def test_the_first_node_of_a_new_version_takes_over_the_policies_of_an_older_one(
     valkey: Server, file: Path
 ) -> None:
     """P12: policies were once kept by their names alone."""
@@ -301,3 +305,55 @@ async def test_the_first_node_of_a_new_version_takes_over_what_an_older_one_has_
         ]  # fmt: skip
         assert engine.decider.planner.find("tenant", "older") is not None
     assert valkey.command("HEXISTS", keys.POLICIES_CURRENT, "p:older") == 0
+
+
+async def test_f_s3_a_store_that_is_away_for_long_and_its_return_are_logged(
+    valkey: Server, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "STORE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engine_module, "WATCH_S", 0.05)
+    async with running_engine(valkey.tcp_url, policies=file, deadline_ms=50) as engine:
+        valkey.pause()
+        try:
+            await until(lambda: not engine.store_is_up)
+        finally:
+            valkey.resume()
+        await until(lambda: engine.store_is_up)
+    assert "the store answers again" in caplog.text
+
+
+async def test_f_p13_a_file_that_differs_in_many_entries_is_not_logged_whole(
+    valkey: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "FOREIGN_LOGGED_MAX", 1)
+    path = tmp_path / "policies.yaml"
+    path.write_text(OWNED)
+    async with running_engine(valkey.url) as engine:
+        for name in ("reads", "writes"):
+            await engine.store.put(read_policy({"name": name, "rate": 77}), who="ada")
+    async with running_engine(valkey.url, policies=path):
+        pass
+    assert "1 more entries of the file differ from the store" in caplog.text
+
+
+async def test_q11_a_node_warns_where_policies_need_a_controller_and_none_is_heard_of(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("limiter.engine.engine.UNSTEERED_S", 1.5)
+    monkeypatch.setattr("limiter.engine.engine.WATCH_S", 0.05)
+    async with running_engine(valkey.url) as engine:
+        await engine.store.put(read_policy({"name": "plain", "rate": 5}), who="a test", expected=None)
+        steered = read_policy({"name": "steered", "rate": 5, "mechanism": "requests"})
+        await engine.store.put(steered, who="a test", expected=None)
+        await until(lambda: bool(engine.warnings()))
+        (warning,) = engine.warnings()
+        assert warning.startswith("policies need steering, and no controller has been heard of")
+        controller = asyncio.create_task(Controller(engine.link).run())
+        try:
+            await until(lambda: not engine.warnings())
+        finally:
+            controller.cancel()
+            await asyncio.gather(controller, return_exceptions=True)
+        await until(lambda: bool(engine.warnings()))
+        await engine.store.delete("default", "steered", who="a test", expected=None)
+        await until(lambda: not engine.warnings())

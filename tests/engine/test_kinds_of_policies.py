@@ -181,7 +181,7 @@ async def test_p11_a_denial_in_shadow_only_counts(decider: Decider) -> None:
     assert (decider.decisions.denied_in_shadow, sum(decider.decisions.uncovered.values())) == (2, 0)
 
 
-async def test_w17_what_a_policy_charged_before_it_denied_can_still_be_settled(decider: Decider) -> None:
+async def test_w17_charges_from_before_a_policy_denied_can_still_be_settled(decider: Decider) -> None:
     enforce(decider, {"name": "p", "rate": SLOW, "capacity": 10})
     grant = granted(await decider.acquire(ask(work=4)))
     enforce(decider, {"name": "p", "deny": True})
@@ -235,7 +235,7 @@ async def test_p12_the_buckets_of_both_are_found_by_their_policy(decider: Decide
     assert [name for name, record in page.buckets if record.is_quota] == ["both+quota:c1"]
 
 
-def test_p12_the_controller_tells_a_rate_from_a_quota_of_the_same_name() -> None:
+def test_p12_the_controller_distinguishes_a_rate_from_a_quota_of_the_same_name() -> None:
     learning = BOTH | {"charge": "learned", "mechanism": "auto"}
     plan = make_plans(read_policy_set({"policies": [learning]}))["default"]
     rate, quota = plan.find("both:c1"), plan.find("both+quota:c1")
@@ -326,7 +326,7 @@ async def test_p12_an_absent_dimension_is_no_listed_key(decider: Decider) -> Non
     assert granted(await decider.acquire(rated(""))).limits[0].rate == 500
 
 
-def test_what_is_remembered_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients make up values, long ones too."""
     monkeypatch.setattr(planning, "SHAPES_KEPT_MAX", 50)
     found = Planner(read_policy_set({"policies": [{"name": "reads", "match": {"customer": "*"}, "rate": 1}]}))

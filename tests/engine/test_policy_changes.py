@@ -54,7 +54,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def work_of(steps: Steps[Any], made: list[str]) -> Iterator[int]:
-    """How many policies each step resolved."""
+    """The number of policies that each step resolved."""
     before = len(made)
     for _ in steps:
         yield len(made) - before
@@ -74,7 +74,7 @@ def test_a_matcher_of_many_policies_is_made_in_small_steps() -> None:
     assert len(list(Matcher.steps(EVERY, tuple))) >= 3 * MANY / AT_ONCE
 
 
-def test_a_change_resolves_only_what_has_changed(made: list[str]) -> None:
+def test_a_change_resolves_only_the_policies_that_have_changed(made: list[str]) -> None:
     before = Planner(policies())
     made.clear()
     steps = Planner.steps(policies(policy(0, rate=5), EVERY[1], policy(2, rate=7)), before)
@@ -82,7 +82,7 @@ def test_a_change_resolves_only_what_has_changed(made: list[str]) -> None:
     assert made == ["p0", "p2"]
 
 
-def test_what_a_limit_has_counted_outlives_a_change_of_others() -> None:
+def test_the_counters_of_a_limit_outlive_a_change_of_others() -> None:
     before = Planner(policies())
     after = run(Planner.steps(policies(policy(0, rate=5)), before))
     assert after.find("default", "p1") is before.find("default", "p1")

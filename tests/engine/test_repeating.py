@@ -1,4 +1,4 @@
-"""Refusals repeated without the store, and told to it: promise 1 and promise 9."""
+"""Refusals that a node repeats by itself, and reports to the store later: promise 1 and promise 9."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +9,9 @@ from limiter.engine.decider import Decider
 from limiter.model.bucket.contract import AcquireRequest, Granted, Refused, SettleRequest
 from limiter.model.bucket.refusals import KEEP_MAX_S
 from limiter.model.bucket.reservation import Signer
+from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.reading import read_policy_set
+from limiter.store import batcher, flush
 from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
@@ -74,7 +76,7 @@ async def test_a_refusal_is_repeated_without_the_store_and_counts_everywhere(
     assert (record.requests, record.refused, record.admitted) == (23, 22, 1)
 
 
-async def test_what_was_repeated_is_told_even_if_nothing_else_is_asked(decider: Decider, valkey: Server) -> None:
+async def test_repeated_refusals_are_reported_even_without_another_call(decider: Decider, valkey: Server) -> None:
     decider.repeater.refusals.keep_s = KEEP_MAX_S
     await empty(decider)
     for _ in range(10):
@@ -105,9 +107,7 @@ async def test_a_settle_that_gives_back_ends_the_memory(decider: Decider) -> Non
     assert isinstance(await decider.acquire(ask()), Granted)
 
 
-async def test_a_settle_on_the_bucket_that_says_no_longest_ends_the_memory_whoever_else_said_no(
-    decider: Decider, link: Watched
-) -> None:
+async def test_a_settle_on_the_bucket_that_refuses_longest_ends_the_repetition(decider: Decider, link: Watched) -> None:
     soon = {"name": "a-user", "match": {"user": "*"}, "per": ["user"], "rate": "100/h", "capacity": 10}
     late = {"name": "b-all", "match": {"service": "orders"}, "rate": "1/h", "capacity": 10}
     decider.enforce(read_policy_set({"policies": [soon, late]}))
@@ -134,7 +134,7 @@ async def test_a_change_of_policies_ends_the_memory(decider: Decider) -> None:
     assert isinstance(await decider.acquire(ask()), Granted)
 
 
-async def test_what_was_repeated_before_a_change_of_policies_is_told_before_anything_is_asked_after_it(
+async def test_refusals_from_before_a_change_of_policies_are_reported_before_the_next_acquire(
     decider: Decider, valkey: Server
 ) -> None:
     await empty(decider)
@@ -148,7 +148,9 @@ async def test_what_was_repeated_before_a_change_of_policies_is_told_before_anyt
 
 
 @pytest.mark.parametrize("aside", [{"dry_run": True}, {"criticality": "critical_plus"}])
-async def test_what_might_be_decided_otherwise_is_asked(decider: Decider, link: Watched, aside: dict[str, Any]) -> None:
+async def test_requests_that_the_store_might_decide_otherwise_ask_the_store(
+    decider: Decider, link: Watched, aside: dict[str, Any]
+) -> None:
     decider.enforce(read_policy_set({"policies": [{**POLICY, "reserve": {"critical": "5"}, "max_debt": 0}]}))
     assert isinstance(await decider.acquire(ask(6)), Granted)
     await refused(decider, ask(3))
@@ -174,8 +176,10 @@ async def test_without_the_memory_the_store_is_always_asked(decider: Decider, li
     assert len(link.calls) == calls + 1
 
 
-async def test_only_what_ended_or_is_asked_goes_along_with_a_call(decider: Decider, link: Watched) -> None:
-    """Told with every call, many hot buckets would cost the store as much as if they had been asked."""
+async def test_a_call_reports_only_refusals_that_have_ended_or_that_it_asks_about(
+    decider: Decider, link: Watched
+) -> None:
+    """Reported with every call, many hot buckets would cost the store as much as acquires on them."""
     for customer in ("c1", "c2"):
         await decider.acquire(ask(100, customer))
         await refused(decider, ask(5, customer))
@@ -186,3 +190,45 @@ async def test_only_what_ended_or_is_asked_goes_along_with_a_call(decider: Decid
     assert len(untold) == 2
     await decider.acquire(ask(1, "c1"))
     assert [refused.buckets for refused in untold.values()] == [["reads:c2"]]
+
+
+async def test_more_of_several_limits_is_refused_with_its_own_numbers(decider: Decider, link: Watched) -> None:
+    """B1: also where several limits answered."""
+    shared = {"name": "all", "match": {"service": "orders"}, "rate": "1/h", "capacity": 1000}
+    decider.enforce(read_policy_set({"policies": [POLICY, shared]}))
+    await empty(decider)
+    first = await refused(decider, ask(12))
+    calls = len(link.calls)
+    more = await refused(decider, ask(15))
+    assert len(link.calls) == calls, "the store was not asked"
+    assert (first.policy, more.policy, len(more.limits)) == ("reads", "reads", 2)
+    assert more.retry_after_ms > first.retry_after_ms
+
+
+async def test_a_learned_charge_is_refused_in_the_words_of_the_store(decider: Decider, link: Watched) -> None:
+    """The node does not know what the store has learned, so it says what the store said."""
+    decider.enforce(read_policy_set({"policies": [{**POLICY, "charge": "learned", "reserve": {"sheddable": "50%"}}]}))
+    await empty(decider)
+    sheddable = AcquireRequest({"service": "orders", "customer": "c1"}, criticality=Criticality.SHEDDABLE)
+    first = await refused(decider, AcquireRequest({"service": "orders", "customer": "c1"}))
+    calls = len(link.calls)
+    again = await refused(decider, sheddable)
+    assert len(link.calls) == calls
+    assert again.detail == first.detail
+
+
+async def test_refusals_that_could_not_be_sent_are_reported_later(
+    decider: Decider, valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise 9: a report has no right to a place that an acquire needs, and is not lost."""
+    await empty(decider)
+    for _ in range(5):
+        await refused(decider, ask())
+    monkeypatch.setattr(batcher, "WAITING_MAX", 0)
+    monkeypatch.setattr(flush, "OPERATIONS_MAX", 0)
+    decider.repeater._tell_all()
+    monkeypatch.undo()
+    assert decider.repeater.refusals.untold, "put back, for want of room"
+    store = ScriptStore(valkey, Slot())
+    assert record_of(store, "reads:c1").refused == 1, "only the store's own refusal is counted yet"
+    await until(lambda: record_of(store, "reads:c1").refused == 5)

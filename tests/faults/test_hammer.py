@@ -18,7 +18,7 @@ PROCESSES = 3
 
 
 def let_in_by_the_model(bucket: str) -> int:
-    """How many requests one bucket admits, asked one after the other."""
+    """The number of requests that one bucket admits, asked one after the other."""
     ledger, count = Ledger(), 0
     while acquire(ledger, ask(TERMS, bucket=bucket, minimum=1, charge=CHARGES[bucket])).granted:
         count += 1

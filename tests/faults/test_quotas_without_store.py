@@ -13,7 +13,7 @@ import pytest
 from limiter.engine import remainders
 from limiter.engine.decider import Decider
 from limiter.engine.engine import open_engine
-from limiter.engine.errors import NotDecided
+from limiter.engine.request_errors import NotDecided
 from limiter.model.bucket.contract import AcquireRequest, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.reading import read_policy_set
@@ -22,18 +22,12 @@ from limiter.store.buckets import Buckets
 from limiter.store.link.connect import open_link
 from tests.support.fleet import Process
 from tests.support.nodes import until
-from tests.support.servers import Server, free_port, running
+from tests.support.servers import Server, free_port
 
 QUOTA = 20_000
 POLICY = {"name": "monthly", "match": {}, "per": ["customer"], "quota": {"work": QUOTA, "period": "month"}}
 FILE = "policies: [{name: monthly, match: {}, per: [customer], quota: {work: 20000, period: month}}]"
 PATIENT_S = 60.0
-
-
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[Server]:
-    with running("valkey", tmp_path / "store", config={"appendonly": "yes", "appendfsync": "always"}) as server:
-        yield server
 
 
 @asynccontextmanager
@@ -66,13 +60,13 @@ async def sum_granted(decider: Decider, work: float, *, times: int) -> float:
 
 
 def shun(decider: Decider) -> None:
-    """As after calls without an answer, without waiting for them."""
+    """Open the circuit breaker, as calls without an answer would, without waiting for them."""
     decider._store_health.breaker.is_open = True
     decider._store_health.breaker.open_until_s = time.monotonic() + 600
 
 
 async def balance(decider: Decider, customer: str = "c1") -> float:
-    """What the store says is left."""
+    """The balance of the quota in the store."""
     decision = await decider.acquire(ask(0, customer, dry_run=True))
     assert not decision.degraded
     return decision.limits[0].balance
@@ -93,7 +87,7 @@ async def test_f_s14_a_quota_that_is_used_up_grants_nothing_while_the_store_is_a
     assert (refused.degraded, refused.policy, refused.reason) == (True, "monthly", "quota")
 
 
-async def test_f_s14_a_quota_goes_on_from_what_was_left_and_the_store_is_told_once(valkey: Server) -> None:
+async def test_f_s14_a_quota_goes_on_from_its_known_balance_and_the_store_is_debited_once(valkey: Server) -> None:
     async with node(valkey) as decider:
         await granted(decider, QUOTA - 100)
         shun(decider)
@@ -107,7 +101,7 @@ async def test_f_s14_a_quota_goes_on_from_what_was_left_and_the_store_is_told_on
         assert not (await granted(decider, 1)).degraded
 
 
-async def test_f_s14_what_is_not_known_is_closed_and_named(valkey: Server) -> None:
+async def test_f_s14_an_unknown_quota_is_closed_and_named(valkey: Server) -> None:
     async with node(valkey) as decider:
         await granted(decider, 1, "c1")
         shun(decider)
@@ -144,7 +138,7 @@ async def test_f_s14_a_shadow_refuses_nothing_whatever_is_known_of_it(valkey: Se
         assert decider.remainders.owing == 0
 
 
-async def test_f_s14_several_nodes_share_what_was_left_and_never_exceed_it(valkey: Server) -> None:
+async def test_f_s14_several_nodes_share_the_known_balance_and_never_exceed_it(valkey: Server) -> None:
     async with node(valkey, nodes=2) as a, node(valkey, nodes=2) as b:
         total = 0.0
         for number in range(40):  # each hears of what the other took
@@ -360,7 +354,7 @@ def test_f_s14_two_nodes_and_a_store_that_comes_and_goes_never_grant_more_than_t
     assert QUOTA - 20 <= total <= QUOTA
 
 
-def test_f_s14_sigterm_while_the_store_is_away_says_what_it_will_never_know(
+def test_f_s14_sigterm_while_the_store_is_away_names_the_debits_that_are_lost(
     durable: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "policies.yaml"
@@ -383,12 +377,60 @@ def test_f_s14_sigterm_while_the_store_is_away_says_what_it_will_never_know(
                 await asyncio.to_thread(durable.start)
 
     asyncio.run(main(back=True))
-    assert "never know" not in caplog.text
+    assert "will not be debited" not in caplog.text
     asyncio.run(main(back=False))
-    assert "what 1 quotas granted without it will not be debited" in caplog.text
+    assert "grants of 1 quota buckets without it will not be debited" in caplog.text
 
     async def left() -> float:
         async with node(durable) as decider:
             return await balance(decider)
 
     assert asyncio.run(left()) == QUOTA - 1005 - 1000
+
+
+async def test_f_s14_a_window_that_the_clock_went_back_from_is_unknown(valkey: Server) -> None:
+    async with node(valkey) as decider:
+        await granted(decider, 1)
+        (heard,) = decider.remainders._heard.values()
+        heard.start_us += 10**15  # what was heard is of a later month
+        shun(decider)
+        with pytest.raises(NotDecided, match="does not know"):
+            await decider.acquire(ask(1))
+
+
+async def test_f_s14_a_window_that_ends_without_the_store_takes_its_debits_with_it(valkey: Server) -> None:
+    async with node(valkey) as decider:
+        await granted(decider, 100)
+        shun(decider)
+        await granted(decider, 50)
+        (going,) = decider.remainders._going.values()
+        going.end_us = 1  # the month is over
+        await recovered(decider)
+        assert decider.remainders.owing == 0
+        assert await balance(decider) == QUOTA - 100
+
+
+async def test_f_s14_a_new_window_without_the_store_begins_full_and_owes_nothing_of_the_last(valkey: Server) -> None:
+    async with node(valkey) as decider:
+        await granted(decider, QUOTA - 10)
+        shun(decider)
+        await granted(decider, 10)
+        (going,) = decider.remainders._going.values()
+        going.start_us -= 1  # the grants so far were of the month before
+        going.record.updated_us = going.began_us = 1
+        assert (await decider.acquire(ask(1))).degraded
+        assert going.rolled
+        assert going.owed <= 1
+
+
+async def test_f_s16_debits_on_a_damaged_record_are_given_up_and_logged(
+    valkey: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with node(valkey) as decider:
+        await granted(decider, 100)
+        shun(decider)
+        await granted(decider, 50)
+        valkey.client().set(b"hg:{default/0}:b:monthly+quota:c1", b"not ours")
+        await recovered(decider)
+        assert decider.remainders.owing == 0
+        assert "50 units granted without the store are not debited" in caplog.text

@@ -21,9 +21,9 @@ from limiter.model.bucket.operations import (
 )
 from limiter.model.bucket.reservation import Reservation, Signer, taken_by
 from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
+from limiter.store.store_errors import StoreUnavailable
 from tests.support.nodes import PATIENT_S, Watched, node, until
 from tests.support.operations import (
     BUCKET,
@@ -47,7 +47,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import Server
 from tests.support.stores import ScriptStore
 
-# What is missing from such a bucket is what was taken.
+# No refill to speak of: the units missing from such a bucket are those that were taken.
 TERMS = work_terms(rate=NO_REFILL, capacity=1024, debt_max=100)
 SLOT = Slot()
 
@@ -131,7 +131,7 @@ def test_f_r5_after_the_grace_a_reservation_is_gone(store: ScriptStore) -> None:
     assert (store.record(BUCKET), store.tombstone("r1")) == (before, None)
 
 
-def test_f_r6_what_is_not_our_token_names_no_reservation() -> None:
+def test_f_r6_a_foreign_token_names_no_reservation() -> None:
     """One answer for all of them, and no bucket or tombstone to write to. Every bit: tests/model/bucket."""
     ours = Signer(b"ours")
     taken = (taken_by(Charge(BUCKET, 2.0)),)
@@ -187,7 +187,7 @@ def test_f_r9_work_far_above_the_estimate_is_debited_to_the_bound_and_counted(st
 
 
 def test_f_r9_a_final_word_below_the_progress_takes_back_the_uncollected_first(store: ScriptStore) -> None:
-    """What was never collected cannot be given back."""
+    """Work that was never collected cannot be refunded."""
     reservation = reserve(store, ask(TERMS, charge=2))
     settle(store, progress(reservation, 5000))
     answer = settle(store, done(reservation, 1000))
@@ -325,7 +325,7 @@ async def test_f_r16_callers_cancelled_mid_settle_leave_nothing_behind(valkey: S
             answer = answers[number]
             assert isinstance(answer, SettleAnswer)
             assert (answer.status, answer.buckets[0].capacity) == (SettleStatus.SETTLED, 1000 + number)
-        # Who was cancelled asks again, and is counted once whether or not the first settle got through.
+        # A cancelled caller asks again, and is counted once whether or not its first settle got through.
         again = await asyncio.gather(*(buckets.settle(SLOT, one, timeout_s=PATIENT_S) for one in settles[::2]))
         assert {answer.status for answer in again} <= {SettleStatus.SETTLED, SettleStatus.DUPLICATE}
         store = ScriptStore(valkey, SLOT)

@@ -13,15 +13,17 @@ import pytest
 from redis.crc import key_slot
 
 from limiter.model.bucket.bucket import Flags, Params, fresh
+from limiter.model.bucket.in_flight import Slots
+from limiter.model.bucket.lending import LendTerms, Lent
 from limiter.model.bucket.operations import Acquire, AcquireStatus, Charge, Idempotency, Settle, SettleStatus
 from limiter.model.overload.shedding import Shedding
 from limiter.store import keys, layout
 from limiter.store.batcher import CALL_LIFETIME_US
 from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.layout import CallExpired
 from limiter.store.link.connect import open_link
+from limiter.store.store_errors import StoreUnavailable
 from tests.support.nodes import PATIENT_S, Watched, node, until
 from tests.support.operations import (
     BUCKET,
@@ -42,13 +44,13 @@ from tests.support.stores import ACQUIRE, SETTLE, ScriptStore
 
 SLOT = Slot()
 CAPACITY = 1e6
-# What is missing from such a bucket is what was taken.
+# No refill to speak of: the units missing from such a bucket are those that were taken.
 TERMS = work_terms(rate=NO_REFILL, capacity=CAPACITY)
 CALLERS = 16
 
 
 class Load:
-    """Callers that acquire one unit and settle it with three, over and over, and keep count of what they were told."""
+    """Callers that acquire one unit and settle it with three, over and over, and count their answers."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
@@ -81,7 +83,7 @@ class Load:
         await until(lambda: self.settled >= goal, within_s=PATIENT_S)
 
     def check(self, store: ScriptStore) -> None:
-        """What callers were told is what the store knows, to the unit."""
+        """The callers' answers agree with the store, to the unit."""
         record = record_of(store)
         assert (record.admitted, record.settles) == (self.granted, self.settled)
         assert (record.work_charged, record.work_settled) == (self.granted, 3 * self.settled)
@@ -112,12 +114,6 @@ async def test_f_s1_script_flush_under_load_is_invisible(server: Server) -> None
             server.command("SCRIPT FLUSH SYNC")
             await load.go_on(calls=20)
     load.check(ScriptStore(server, SLOT))
-
-
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[Server]:
-    with running("valkey", tmp_path, config={"appendonly": "yes", "appendfsync": "everysec"}) as server:
-        yield server
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["stopped", "killed"])
@@ -195,7 +191,7 @@ async def test_f_s4_a_copy_held_back_by_the_network_and_delivered_later_debits_n
 
 
 def commands(server: Server) -> int:
-    """How many script calls the server has run."""
+    """The number of script calls that the server has run."""
     stats = server.client().info("commandstats")
     assert isinstance(stats, dict)
     return int(stats.get("cmdstat_evalsha", {}).get("calls", 0))
@@ -287,7 +283,7 @@ async def test_f_s6_readonly_for_a_while_is_waited_out(tmp_path: Path) -> None:
 
 
 def turned_away(server: Server) -> int:
-    """How many calls the server has answered with READONLY."""
+    """The number of calls that the server has answered with READONLY."""
     stats = server.client().info("errorstats")
     assert isinstance(stats, dict)
     return int(stats.get("errorstat_READONLY", {}).get("count", 0))
@@ -330,7 +326,7 @@ async def test_f_s7_half_a_slot_moved_is_waited_for_and_not_decided_on(cluster: 
 
 
 def tried_again(server: Server) -> int:
-    """How many calls the server has answered with TRYAGAIN."""
+    """The number of calls that the server has answered with TRYAGAIN."""
     stats = server.client().info("errorstats")
     assert isinstance(stats, dict)
     return int(stats.get("errorstat_TRYAGAIN", {}).get("count", 0))
@@ -339,7 +335,7 @@ def tried_again(server: Server) -> int:
 # F-S11: what is not ours
 
 
-def altered(terms: Params, **fields: float | Shedding) -> bytes:
+def altered(terms: Params, **fields: float | Shedding | Slots | Lent) -> bytes:
     """A sound record but for some fields."""
     record = fresh(terms, START_US)
     for name, value in fields.items():
@@ -349,6 +345,8 @@ def altered(terms: Params, **fields: float | Shedding) -> bytes:
 
 SOUND = altered(TERMS)
 SHEDS = replace(TERMS, flags=Flags.OVERLOAD)
+COUNTS = replace(TERMS, flags=Flags.IN_FLIGHT)
+LENDS = replace(TERMS, flags=Flags.LENDS, lending=LendTerms())
 WITH_HISTOGRAM = altered(replace(TERMS, flags=Flags.HISTOGRAM))
 CORRUPT: dict[str, bytes] = {
     "empty": b"",
@@ -369,10 +367,24 @@ CORRUPT: dict[str, bytes] = {
     "no time": altered(TERMS, updated_us=math.nan),
     "a histogram that its flags deny": bytes([SOUND[0], 0]) + WITH_HISTOGRAM[2:],
     "flags that promise a histogram": bytes([SOUND[0], Flags.HISTOGRAM]) + SOUND[2:],
-    "a class refused more than wholly": altered(SHEDS, shedding=Shedding(refused_shares=[0, 0, 0, 1.5])),
-    "a class limited to no number": altered(SHEDS, shedding=Shedding(rates=[0, math.nan, 0, 0])),
-    "more than the best quality": altered(SHEDS, shedding=Shedding(quality=2.0)),
-    "half an overload": altered(SHEDS, shedding=Shedding(overloaded=0.5)),
+    "a class refused more than wholly": altered(
+        SHEDS, shedding=Shedding(refused_shares=[0, 0, 0, 1.5], lent_until_us=1.0)
+    ),
+    "a class limited to no number": altered(SHEDS, shedding=Shedding(rates=[0, math.nan, 0, 0], lent_until_us=1.0)),
+    "more than the best quality": altered(SHEDS, shedding=Shedding(quality=2.0, lent_until_us=1.0)),
+    "half an overload": altered(SHEDS, shedding=Shedding(state=0.5, lent_until_us=1.0)),
+    "a limit that is no number": altered(SHEDS, shedding=Shedding(limits=[0, 0, math.nan, 0])),
+    "lent until no time": altered(SHEDS, shedding=Shedding(lent_until_us=math.inf)),
+    "fewer than none in flight": altered(COUNTS, slots=Slots(present=-1.0, start_us=1.0, before_us=1.0)),
+    "a slot that began after the one behind it": altered(COUNTS, slots=Slots(start_us=1.0, before_us=2.0)),
+    "a slot of no length": altered(COUNTS, slots=Slots(start_us=1.0, before_us=1.0, length_us=math.nan)),
+    "more than all lent": altered(LENDS, lent=Lent(capacity=1.5)),
+    "no number of a rate lent": altered(LENDS, lent=Lent(rate=math.nan)),
+    "lent for ever": altered(LENDS, lent=Lent(until_us=math.inf)),
+    "a time of its own that is none": altered(LENDS, lent=Lent(shift_us=-math.inf)),
+    "a book that is cut off": altered(LENDS)[:-1],
+    "a book of more ends than it has": altered(LENDS)[:-49] + b"\1" + bytes(48),
+    "flags that promise lending": bytes([SOUND[0], 0, 2]) + SOUND[3:],
     "flags that promise overload control": bytes([SOUND[0], Flags.OVERLOAD]) + SOUND[2:],
     "noise": bytes(range(256))[: len(SOUND)],
 }

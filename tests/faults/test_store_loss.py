@@ -10,13 +10,13 @@ import pytest
 
 from limiter.engine.breaker import FAILURES_MAX
 from limiter.engine.decider import Decider
-from limiter.engine.errors import NotDecided
+from limiter.engine.request_errors import NotDecided
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer
 from limiter.model.policy.reading import read_policy_set
 from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreUnavailable
 from limiter.store.link.connect import open_link
+from limiter.store.store_errors import StoreUnavailable
 from tests.support.nodes import until
 from tests.support.servers import Server
 
@@ -129,7 +129,7 @@ async def test_f_s3_it_recovers_without_a_restart(valkey: Server) -> None:
         assert not decider.store_is_shunned
 
 
-async def test_what_passed_without_the_store_is_debited_when_it_settles(valkey: Server) -> None:
+async def test_work_granted_without_the_store_is_debited_at_its_settle(valkey: Server) -> None:
     async with node(NOWHERE, policy("open")) as cut_off, node(valkey.url, policy("open")) as connected:
         grant = await granted(cut_off)
         settled = await connected.settle(SettleRequest(grant.reservation, 12))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from limiter.store.errors import StoreUnsupported
 from limiter.store.link.connect import Link, open_link, probe
+from limiter.store.store_errors import StoreUnsupported
 from tests.support.fake import FakeServer, bulk
 from tests.support.servers import Flavour, Server, running
 

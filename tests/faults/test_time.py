@@ -74,7 +74,7 @@ def test_f_t1_a_settle_during_the_step_gets_no_credit_either(ledger: Decides) ->
     assert balances(ledger, START_US) == [0]
 
 
-def test_f_t2_back_an_hour_is_anchored_anew_without_credit(ledger: Decides) -> None:
+def test_f_t2_after_an_hour_back_a_bucket_starts_from_the_new_time_without_credit(ledger: Decides) -> None:
     acquire(ledger, ask(TERMS, charge=50))
     back_us = START_US - HOUR_US
     assert balances(ledger, back_us) == [0]
@@ -112,7 +112,7 @@ def test_f_t3_a_quota_survives_forward_and_corrected(ledger: Decides) -> None:
     step_us=st.one_of(st.integers(-YEAR_US, YEAR_US), st.integers(-2 * STEP_BACK_MAX_US, 2 * STEP_BACK_MAX_US)),
 )
 def test_f_t1_to_f_t3_any_one_step_costs_a_capacity_and_a_second_at_most(at_ms: int, step_us: int) -> None:
-    """Everything asked for, every 10 ms, over 3 s and then 3 s more: work let in, against a clock that is right."""
+    """Callers ask for everything every 10 ms, for 3 s and then 3 s more, compared with a right clock."""
 
     def work_let_in(by_us: int, *, milliseconds: range) -> float:
         ledger, total = Ledger(), 0.0
@@ -127,7 +127,7 @@ def test_f_t1_to_f_t3_any_one_step_costs_a_capacity_and_a_second_at_most(at_ms: 
 
 
 def decider_of(buckets: Buckets) -> Decider:
-    """A node's, with a quota of 100 a month."""
+    """The decider of a node, with a quota of 100 per month."""
     decider = Decider(buckets, Signer(b"a secret of the tests"), deadline_s=PATIENT_S)
     quota = {"work": 100, "period": "month", "timezone": "UTC"}
     decider.enforce(read_policy_set({"policies": [{"name": "monthly", "match": {}, "quota": quota}]}))
@@ -135,7 +135,7 @@ def decider_of(buckets: Buckets) -> Decider:
 
 
 async def take_10(decider: Decider) -> float:
-    """What is left then."""
+    """Take ten units, and give the balance that is left."""
     decision = await decider.acquire(AcquireRequest({"customer": "c1"}, work=10))
     assert isinstance(decision, Granted)
     return decision.limits[0].balance

@@ -10,7 +10,7 @@ import pytest
 from loadtest.locust.attempts import Attempt
 from loadtest.locust.caller import SETTLE_TRIES_MAX, SHUN_S, Answer, Caller
 from loadtest.locust.draws import Ask
-from loadtest.locust.retries import ATTEMPTS_MAX, RETRY_SHARE, RetryBudget, retry_pause_s
+from loadtest.locust.retry_budget import ATTEMPTS_MAX, RETRY_SHARE, RetryBudget, retry_pause_s
 
 ASK = Ask(tenant="t1", operation="write", criticality="critical", estimate=4.0, cost=10.0)
 GRANTED = Answer(200, b'{"granted":true,"reservation":"r1","charged":4.0,"degraded":false}')

@@ -1,4 +1,4 @@
-"""What users draw has the distribution that it says, and the same seed draws the same."""
+"""Draws of users have the distribution that they claim, and the same seed draws the same."""
 
 from collections import Counter
 from random import Random

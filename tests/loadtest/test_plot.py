@@ -29,7 +29,7 @@ def test_ticks_are_round(highest: float, ticks: list[float]) -> None:
     assert _ticks(highest) == pytest.approx(ticks)
 
 
-def test_what_is_no_number_leaves_a_gap() -> None:
+def test_a_value_that_is_no_number_leaves_a_gap() -> None:
     root = drawn(Line(label="cap", points=[(0.0, 1.0), (1.0, 1.0), (2.0, math.nan), (3.0, 1.0), (4.0, 1.0)]))
     (path,) = [found.get("d", "") for found in root.iter(f"{SVG}path") if found.get("clip-path")]
     assert path.count("M") == 2

@@ -1,4 +1,4 @@
-"""The probe times what it is answered, and what it is not."""
+"""The probe times calls that are answered and calls that are not."""
 
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +15,7 @@ from tests.support.servers import free_port
 
 
 class Node(BaseHTTPRequestHandler):
-    """Grants, but finds no way to its store when it is to settle."""
+    """A node that grants, and cannot reach its store when it has to settle."""
 
     protocol_version = "HTTP/1.1"
 

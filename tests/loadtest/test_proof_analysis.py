@@ -1,4 +1,4 @@
-"""What a proof finds in the attempts of a run."""
+"""The proof's findings in the attempts of a run."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from loadtest.locust.attempts import Attempt
 from loadtest.probe import Probed
 from loadtest.proof.analysis import Death, Findings, analyse, bucket_levels, calm_from_s, judge
 from loadtest.proof.document import document, picture
-from loadtest.proof.plan import SHARED, SHORT, TENANT
+from loadtest.proof.proof_plan import SHARED, SHORT, TENANT
 
 BEGAN_S = 100.0
 KILLED_S = 108.0
@@ -80,7 +80,7 @@ def test_all_tenants_together_are_held_to_the_shared_limit() -> None:
     assert all(tenant.holds for tenant in tenants)
 
 
-def test_each_fault_is_told() -> None:
+def test_each_fault_is_reported() -> None:
     late_ms = SHORT.late_ms + 1
     assert broken(quiet(), PRIMARY, 5.0, late_ms) == [f"promise 4: the probe's calls beyond {SHORT.late_ms:g} ms"]
     read_late = granted(BEGAN_S + 5)

@@ -1,4 +1,4 @@
-"""How many users there are at a time."""
+"""The number of users at a time, for each shape."""
 
 import pytest
 

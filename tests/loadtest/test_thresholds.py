@@ -5,8 +5,8 @@ import pytest
 
 from loadtest.locust.attempts import Attempt, Call
 from loadtest.locust.limits import WorkLimit, level_max, policy_file
-from loadtest.locust.report import report
-from loadtest.locust.tally import Second, Tally
+from loadtest.locust.run_report import report
+from loadtest.locust.run_tally import Second, Tally
 from loadtest.locust.thresholds import judge
 from loadtest.probe import Times
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.transport.test_shutdown import headgate
 from tests.support import eventually
+from tests.support.command import started_headgate
 from tests.support.scraping import POLICIES, Scrape, scrape
 from tests.support.servers import free_port
 
@@ -20,7 +20,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     port = free_port()
     settings = {"port": port, "workers": 2, "policies": directory / "policies.yaml", "data_dir": directory / "data"}
     with (
-        headgate("up", **settings) as (_, printed),
+        started_headgate("up", **settings) as (_, printed),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
     ):
         assert printed[0].startswith("headgate ")
@@ -44,9 +44,10 @@ def busy(up: httpx.Client) -> Scrape:
             settle(ask("learning").json()["reservation"], 8)
             settle(ask("capped").json()["reservation"], 8)
             settle(ask("guarded").json()["reservation"], 8)
+            settle(ask("timed").json()["reservation"], 8)
         shown = scrape(up)
-        known = ("headgate_policy_charge_error_ratio", "headgate_policy_class_rate_requests_per_second")
-        return shown if all(shown.values(name) for name in known) else None
+        known = ("charge_error_ratio", "class_rate_requests_per_second", "percentile_seconds", "late_share_ratio")
+        return shown if all(shown.values(f"headgate_policy_{name}") for name in known) else None
 
     ask("month", work=3)
     ask("nobody")

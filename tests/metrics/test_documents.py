@@ -1,4 +1,4 @@
-"""What the documents, the dashboard and the alerts say of metrics is what a running node shows."""
+"""Documents, dashboard and alerts use the metrics that a running node shows."""
 
 import json
 import re
@@ -94,13 +94,13 @@ def families(names: set[str]) -> set[str]:
     return {name if name in known else suffixes.sub("", name) for name in names}
 
 
-def test_the_alerts_ask_for_what_there_is(root: Path, busy: Scrape) -> None:
+def test_the_alerts_use_metrics_that_exist(root: Path, busy: Scrape) -> None:
     document = yaml.safe_load((root / "docs/alerts.yaml").read_text())
     for expression in expressions(document):
         assert check(expression, busy)
 
 
-def test_every_alert_says_what_it_means_and_what_to_do(root: Path) -> None:
+def test_every_alert_has_a_meaning_and_a_remedy(root: Path) -> None:
     (group,) = yaml.safe_load((root / "docs/alerts.yaml").read_text())["groups"]
     names = [rule["alert"] for rule in group["rules"]]
     assert len(set(names)) == len(names)
@@ -115,7 +115,7 @@ def test_every_alert_says_what_it_means_and_what_to_do(root: Path) -> None:
             assert setting in {definition.name for definition in ALL}
 
 
-def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it(root: Path, busy: Scrape) -> None:
+def test_the_dashboard_uses_metrics_that_exist_and_shows_all_of_them(root: Path, busy: Scrape) -> None:
     document = json.loads((root / "docs/grafana-dashboard.json").read_text())
     used: set[str] = set()
     for expression in expressions(document):

@@ -14,8 +14,8 @@ from limiter.metrics.exposition import encode, families
 from limiter.metrics.processes import Shelf, bury, merged
 from limiter.metrics.readings import Reading, plain
 from limiter.model.tally import Histogram
-from tests.api.transport.test_shutdown import _children, headgate
 from tests.support import eventually
+from tests.support.command import children, started_headgate
 from tests.support.scraping import Scrape, scrape
 from tests.support.servers import Server, free_port
 
@@ -79,7 +79,7 @@ def test_values_are_absolute_so_leaving_them_twice_changes_nothing(tmp_path: Pat
     assert shown(tmp_path).value("headgate_dry_runs_total") == 2
 
 
-def test_what_a_process_counted_stays_when_it_has_gone_and_its_gauges_go(tmp_path: Path) -> None:
+def test_the_counters_of_a_dead_process_stay_and_its_gauges_go(tmp_path: Path) -> None:
     for pid in range(1, 20):
         shelf(tmp_path, pid, *readings(count=2, owned=1))
         bury(tmp_path, pid)
@@ -92,7 +92,7 @@ def test_what_a_process_counted_stays_when_it_has_gone_and_its_gauges_go(tmp_pat
     assert len(list(tmp_path.iterdir())) == 2 + 5, "files do not gather"
 
 
-def test_burying_what_left_nothing_is_harmless(tmp_path: Path) -> None:
+def test_burying_a_process_without_files_is_harmless(tmp_path: Path) -> None:
     bury(tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
 
@@ -120,18 +120,18 @@ def node(valkey: Server, tmp_path: Path) -> Iterator[tuple[int, httpx.Client]]:
     """Two workers: the supervisor's pid, and a client."""
     port = free_port()
     with (
-        headgate("api", port=port, workers=2, redis_url=valkey.url) as (process, printed),
+        started_headgate("api", port=port, workers=2, redis_url=valkey.url) as (process, printed),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
     ):
         assert printed[0].startswith("headgate ")
         yield process.pid, client
 
 
-def test_any_worker_answers_for_all_and_what_one_counted_survives_it(node: tuple[int, httpx.Client]) -> None:
+def test_any_worker_answers_for_all_and_counters_survive_their_worker(node: tuple[int, httpx.Client]) -> None:
     supervisor, client = node
     uncovered = "headgate_uncovered_requests_total"
     asked = 0
-    workers = _children(supervisor)
+    workers = children(supervisor)
     for _ in range(40):  # each on a connection of its own, so that both workers get some
         answer = client.post("/v1/acquire", json={"descriptor": {"service": "any"}}, headers={"connection": "close"})
         assert answer.status_code == 200
@@ -143,12 +143,12 @@ def test_any_worker_answers_for_all_and_what_one_counted_survives_it(node: tuple
         )
     assert scrape_anew(client).value("headgate_http_requests_total", route="/v1/acquire", status="200") == asked
     os.kill(workers[0], signal.SIGKILL)
-    eventually(lambda: len(_children(supervisor)) == 2 and workers[0] not in _children(supervisor))
+    eventually(lambda: len(children(supervisor)) == 2 and workers[0] not in children(supervisor))
     assert scrape_anew(client).value(uncovered, namespace_known="false") == asked
 
 
 def scrape_anew(client: httpx.Client) -> Scrape:
-    """By a connection of its own, and so by either worker."""
+    """Scrape over a new connection, which either worker may accept."""
     with httpx.Client(base_url=client.base_url, timeout=20, trust_env=False) as once:
         return scrape(once)
 

@@ -1,7 +1,6 @@
-"""Who may scrape, and what the numbers of a real node come to."""
+"""The right to scrape, and the numbers of a real node."""
 
 import asyncio
-import os
 import socket
 import subprocess
 import threading
@@ -25,8 +24,8 @@ from limiter.model.policy.reading import read_policy
 from limiter.settings import Settings
 from limiter.store import inspect
 from limiter.store.inspect import SlotLook
-from tests.api.transport.test_shutdown import HEADGATE
 from tests.support import eventually
+from tests.support.command import HEADGATE, environment, run_headgate
 from tests.support.live import LiveApi, Wire, ask, live
 from tests.support.nodes import until
 from tests.support.scraping import POLICIES, scrape
@@ -86,7 +85,7 @@ def test_decisions_work_and_answers_are_counted(node: LiveApi) -> None:
     assert shown.value("headgate_store_call_seconds_count", operation="settle") == 2
 
 
-def test_what_is_not_understood_is_counted_without_a_route(node: LiveApi) -> None:
+def test_a_request_that_is_not_understood_is_counted_without_a_route(node: LiveApi) -> None:
     with Wire(node) as wire:
         wire.send(b"nonsense\r\n\r\n")
         wire.receive_all()
@@ -119,7 +118,7 @@ def test_as_many_policies_as_are_shown_are_bounded(
     with live(valkey.url, policies) as api, api.client() as client:
         shown = scrape(client)
     assert len(shown.values("headgate_policy_balance")) == 3
-    assert shown.value("headgate_policies_not_shown") == 1
+    assert shown.value("headgate_policies_not_shown") == 3
 
 
 def test_parts_of_a_divided_limit_add_up(valkey: Server, tmp_path: Path) -> None:
@@ -143,12 +142,13 @@ def test_of_parts_that_do_not_add_up_the_worst_is_shown() -> None:
         limit = Limit(policy, partitions=2)
         record = fresh(limit.terms, 1_790_000_000_000_000)
         assert record.shedding is not None
-        record.shedding.quality, record.shedding.overloaded = quality, overloaded
+        record.shedding.quality, record.shedding.state = quality, 3 * overloaded
         record.shedding.rates[1] = rate
         states.append((("default", "guarded"), limit, record, None))
     shown = {reading.definition: reading.values for reading in named._readings(states)}
     assert shown[catalogue.POLICY_QUALITY] == {("default", "guarded"): 0.5}
     assert shown[catalogue.POLICY_OVERLOADED] == {("default", "guarded"): 1.0}
+    assert shown[catalogue.POLICY_STATE] == {("default", "guarded"): 3.0}
     assert shown[catalogue.POLICY_CLASS_RATE] == {("default", "guarded", "critical"): 50.0}, "rates add up"
 
 
@@ -203,7 +203,7 @@ async def test_f_s17_a_scrape_that_a_change_of_policies_overlaps_is_complete(
         )
     finally:
         await engine.stop()
-    assert before == {("default", name) for name in ("learning", "capped", "month", "guarded")}
+    assert before == {("default", name) for name in ("learning", "capped", "month", "guarded", "timed", "lent")}
     assert after == before | {("other", "new")}
 
 
@@ -252,9 +252,8 @@ def test_a_key_is_needed_as_soon_as_there_are_keys(
 
 @contextmanager
 def controller(url: str, port: int) -> Iterator[None]:
-    settings = {"HEADGATE_REDIS_URL": url, "HEADGATE_METRICS_PORT": str(port)}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")} | settings
-    with subprocess.Popen([*HEADGATE, "controller"], env=environment, stdout=subprocess.PIPE, text=True) as process:
+    given = environment(redis_url=url, metrics_port=port)
+    with subprocess.Popen([*HEADGATE, "controller"], env=given, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert "steers every" in process.stdout.readline()
@@ -279,10 +278,7 @@ def test_a_controller_by_itself_shows_its_own(valkey: Server) -> None:
 def test_a_controller_s_port_that_is_taken_is_named(valkey: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        environment = {**os.environ, "HEADGATE_REDIS_URL": valkey.url, "HEADGATE_METRICS_PORT": str(port)}
-        ended = subprocess.run(
-            [*HEADGATE, "controller"], env=environment, capture_output=True, text=True, timeout=30, check=False
-        )
+        ended = run_headgate("controller", redis_url=valkey.url, metrics_port=port)
     fault = f"cannot listen on 127.0.0.1 port {port} (Address already in use)"
     message = f"headgate: {fault}: set HEADGATE_HOST or HEADGATE_METRICS_PORT\n"
     assert (ended.returncode, ended.stderr) == (2, message)

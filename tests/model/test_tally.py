@@ -1,4 +1,4 @@
-"""What a node counts, and what it does not count twice."""
+"""A node's counters, none of which counts anything twice."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Children are started again when they end, ever more slowly, and end when they are told to."""
+"""Child processes are started again when they end, ever more slowly, and stop when they are asked to."""
 
 import asyncio
 import sys

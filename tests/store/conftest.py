@@ -1,4 +1,4 @@
-"""What most of these tests are run against."""
+"""Ledgers that these tests run against: the model and the scripts."""
 
 import pytest
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from limiter.model.bucket.operations import Acquire, AcquireAnswer, Charge, Idempotency, Settle
+from limiter.model.bucket.operations import Acquire, AcquireAnswer, Charge, Idempotency, Settle, SettleStatus
 from limiter.store import batcher, flush
 from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreBusy, StoreRefused, StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
+from limiter.store.store_errors import StoreBusy, StoreRefused, StoreUnavailable
 from tests.support.nodes import PATIENT_S, Watched, node, until
-from tests.support.operations import BUCKET, NO_REFILL, ask, record_of, work_terms
+from tests.support.operations import BUCKET, MINUTE_US, NO_REFILL, ask, record_of, work_terms
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 from tests.support.stores import ScriptStore
@@ -117,6 +117,60 @@ async def test_a_bucket_has_one_set_of_terms_a_call(buckets: Buckets, link: Watc
     assert [answer.buckets[0].capacity for answer in answers] == [10_000, 10_000, 100, 10_000]
 
 
+async def test_several_buckets_have_one_set_of_terms_a_call_too(buckets: Buckets, link: Watched) -> None:
+    """Acquires of two buckets, and settles: old terms and new never share a call."""
+    smaller = work_terms(rate=NO_REFILL, capacity=100)
+    both = [
+        Acquire((*ask(terms, bucket="a:", charge=1).wants, *ask(terms, bucket="b:").wants))
+        for terms in (TERMS, smaller)
+    ]
+    first, second = await asyncio.gather(*(acquire(buckets, request) for request in both))
+    assert [answer.buckets[0].capacity for answer in (first, second)] == [10_000, 100]
+    assert len(link.calls) == 2
+    settles = [
+        Settle(reservation=f"r{number}", charges=(Charge("a:", 1.0, params=terms),), work=2.0, acquired_us=first.now_us,
+               deadline_us=first.now_us + MINUTE_US)
+        for number, terms in enumerate((TERMS, smaller))
+    ]  # fmt: skip
+    answers = await asyncio.gather(*(buckets.settle(SLOT, one, timeout_s=PATIENT_S) for one in settles))
+    assert [answer.status for answer in answers] == [SettleStatus.SETTLED] * 2
+    assert len({command[3] for command in link.calls}) == 4, "by their ids: a script that is not loaded is sent again"
+
+
+async def test_an_operation_that_cannot_be_packed_fails_alone(
+    buckets: Buckets, link: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take = buckets.acquires._script.take
+
+    def stumble(queue: Any) -> Any:
+        if queue and list(queue[0].buckets) == ["odd:"]:
+            raise ValueError("odd")
+        return take(queue)
+
+    monkeypatch.setattr(buckets.acquires._script, "take", stumble)
+    found = await asyncio.gather(
+        acquire(buckets, ask(TERMS, bucket="odd:")), acquire(buckets, ask(TERMS)), return_exceptions=True
+    )
+    assert isinstance(found[0], ValueError)
+    assert isinstance(found[1], AcquireAnswer)
+    assert "cannot be packed" in caplog.text
+
+
+@pytest.mark.parametrize("reply", [7, b"short"], ids=["a number", "too short"])
+async def test_a_reply_on_the_wire_that_is_none_fails_its_call_alone(
+    buckets: Buckets, link: Watched, monkeypatch: pytest.MonkeyPatch, reply: object
+) -> None:
+    def send(key: bytes, packed: bytes, replied: Any, *, deadline_s: float) -> bool:
+        asyncio.get_running_loop().call_soon(replied, reply)
+        return True
+
+    monkeypatch.setattr(link, "send", send)
+    found = await asyncio.gather(acquire(buckets, ask(TERMS)), return_exceptions=True)
+    assert isinstance(found[0], Exception)
+    monkeypatch.undo()
+    assert (await acquire(buckets, ask(TERMS))).granted, "the lane goes on"
+
+
 async def test_slots_do_not_wait_for_each_other(buckets: Buckets, link: Watched) -> None:
     slots = [Slot("default", number) for number in range(5)]
     await asyncio.gather(*(buckets.acquire(slot, ask(TERMS), timeout_s=PATIENT_S) for slot in slots))
@@ -140,7 +194,7 @@ async def test_beyond_the_bound_callers_are_turned_away_at_once(
     assert all(answer.granted for answer in answers), "and who was there already is served"
 
 
-async def test_who_would_come_too_late_is_turned_away_at_once(
+async def test_an_operation_that_would_come_too_late_is_turned_away_at_once(
     buckets: Buckets, link: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 9: a queue longer than the deadline would make everybody late; a short one keeps goodput up."""
@@ -195,7 +249,7 @@ async def test_a_short_deadline_after_long_ones_is_watched_too(buckets: Buckets,
     assert time.monotonic() - started_s < PATIENT_S / 2
 
 
-async def test_who_gave_up_while_waiting_is_not_sent(buckets: Buckets, link: Watched, valkey: Server) -> None:
+async def test_an_operation_whose_caller_gave_up_is_not_sent(buckets: Buckets, link: Watched, valkey: Server) -> None:
     link.hold()
     flying = [start(buckets, ask(TERMS))]
     await until(lambda: link.in_flight == 1)
@@ -226,7 +280,7 @@ async def test_a_forgotten_script_is_sent_along_with_the_call(buckets: Buckets, 
     assert link.names == ["EVALSHA", "EVAL", "EVALSHA"], "and only with that one"
 
 
-async def test_drain_waits_for_what_is_in_flight_and_what_waits_behind(buckets: Buckets, link: Watched) -> None:
+async def test_drain_waits_for_calls_in_flight_and_operations_behind_them(buckets: Buckets, link: Watched) -> None:
     link.hold()
     callers = [start(buckets, ask(TERMS)) for _ in range(5)]
     await until(lambda: link.in_flight == 1)
@@ -241,8 +295,8 @@ async def test_drain_waits_for_what_is_in_flight_and_what_waits_behind(buckets: 
     assert all(caller.done() for caller in callers)
 
 
-async def test_drain_waits_for_what_was_asked_a_moment_ago(buckets: Buckets) -> None:
-    """Asked, but in this very turn of the loop: not in flight yet."""
+async def test_drain_waits_for_operations_of_this_turn(buckets: Buckets) -> None:
+    """The operation was asked in this very turn of the loop, so it is not in flight yet."""
     caller = start(buckets, ask(TERMS))
     await asyncio.sleep(0)
     await buckets.drain()
@@ -251,7 +305,7 @@ async def test_drain_waits_for_what_was_asked_a_moment_ago(buckets: Buckets) -> 
 
 
 async def test_nothing_is_left_waiting_when_a_closing_loop_cancels_the_calls(buckets: Buckets, link: Watched) -> None:
-    """As `asyncio.run` does with whatever still runs at its end; a node's own end comes after that."""
+    """`asyncio.run` cancels all that still runs at its end; a node's own end comes after that."""
     link.hold()
     before = asyncio.all_tasks()
     flying = [start(buckets, ask(TERMS))]
@@ -266,7 +320,7 @@ async def test_nothing_is_left_waiting_when_a_closing_loop_cancels_the_calls(buc
     assert buckets.acquires._lanes == {}
 
 
-async def test_whatever_goes_wrong_reaches_everybody_who_waits(buckets: Buckets, link: Watched) -> None:
+async def test_any_error_reaches_every_operation_that_waits(buckets: Buckets, link: Watched) -> None:
     class Broken:
         async def call(self, *_: object, timeout_s: float) -> Any:
             raise ResponseError("ERR something new")
@@ -295,7 +349,9 @@ async def test_whatever_goes_wrong_reaches_everybody_who_waits(buckets: Buckets,
         ask(TERMS, charge=-1),
         ask(TERMS, minimum=math.inf),
         ask(TERMS).but(requests=0),
+        Acquire(ask(TERMS).wants * 2),
         ask(TERMS).but(idempotency=Idempotency("key", b"short", b"")),
+        ask(TERMS).but(idempotency=Idempotency("key", b"f" * 16, b""), dry_run=True),
     ],
 )
 async def test_an_acquire_that_would_spoil_a_batch_never_joins_one(buckets: Buckets, wrong: Acquire) -> None:

@@ -4,7 +4,7 @@ from limiter.model.bucket.block import BlockTerms
 from limiter.model.bucket.bucket import Flags
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Lot, Verdict, Want
 from limiter.model.control.stewardship import Steer
-from limiter.model.overload.shedding import ShedOrder
+from limiter.model.overload.shedding import ShedOrder, State
 from tests.support.operations import (
     BUCKET,
     HOUR_US,
@@ -62,7 +62,7 @@ def test_w17_asking_while_blocked_makes_no_block_longer(ledger: Decides) -> None
     assert acquire(ledger, ask(TERMS, charge=1), START_US + 600 * S_US).granted
 
 
-def test_w17_a_dry_run_counts_nothing_and_is_told_of_a_block(ledger: Decides) -> None:
+def test_w17_a_dry_run_counts_nothing_and_shows_a_block(ledger: Decides) -> None:
     for _ in range(5):
         acquire(ledger, ask(TERMS, charge=100, minimum=10.5).but(dry_run=True))
     assert acquire(ledger, ask(TERMS, charge=1)).granted
@@ -105,7 +105,7 @@ def test_w17_a_policy_that_blocks_no_more_lets_its_keys_in(ledger: Decides) -> N
     assert acquire(ledger, ask(TERMS, charge=1), START_US + 2 * S_US).granted, "and remembers nothing of it"
 
 
-def test_w17_a_shorter_block_reaches_who_is_blocked_already(ledger: Decides) -> None:
+def test_w17_a_shorter_block_reaches_keys_that_are_blocked_already(ledger: Decides) -> None:
     refuse(ledger, 3)
     shorter = work_terms(rate=0.1, capacity=10, block=BLOCK._replace(for_us=60.0 * S_US))
     answer = acquire(ledger, ask(shorter, charge=1), START_US + S_US)
@@ -126,7 +126,7 @@ def test_w17_overload_control_neither_blocks_nor_hides_a_block(ledger: Decides) 
     acquire(ledger, ask(terms, charge=0.0).but(lot=Lot(0, 0.5)))
     lease = ledger.take(b"owner", LEASE_MS)
     assert lease is not None
-    order = ShedOrder(quality=1.0, overloaded=True, refused_shares=(0.0, 0.0, 0.0, 1.0), rates=(0.0,) * 4)
+    order = ShedOrder(quality=1.0, state=State.OVERLOADED, refused_shares=(0.0, 0.0, 0.0, 1.0), rates=(0.0,) * 4)
     ledger.steer(lease, [Steer(BUCKET, terms, overload=order)], START_US)
     for _ in range(10):
         assert acquire(ledger, request).buckets[0].verdict is Verdict.TURNED_AWAY

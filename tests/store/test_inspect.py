@@ -94,7 +94,7 @@ async def test_buckets_are_filtered_by_policy_and_by_text(link: Link, server: Se
     ]
 
 
-async def test_f_s11_what_is_not_ours_is_told_and_passed_over(link: Link, server: Server) -> None:
+async def test_f_s11_foreign_data_is_named_and_passed_over(link: Link, server: Server) -> None:
     """F-S11"""
     expected = fill(server, "reads", 3)
     prefix = keys.bucket(Slot().prefix, "")
@@ -131,8 +131,8 @@ async def test_buckets_are_shown_on_a_cluster(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["x", "!", "ü", "MTIz", "YTpi", "LTE6", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5Og", "a" * 999])
-async def test_a_cursor_that_is_none_of_ours_is_refused(link: Link, cursor: str) -> None:
-    with pytest.raises(CursorError, match="allowed: a cursor that the page before came with"):
+async def test_a_foreign_cursor_is_refused(link: Link, cursor: str) -> None:
+    with pytest.raises(CursorError, match="allowed: the cursor of the previous page"):
         await list_buckets(link, PageQuery(cursor=cursor))
 
 

@@ -6,8 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
+from limiter.model.policy.limit import Limit
+from limiter.model.policy.reading import read_policy
 from limiter.store import keys
-from limiter.store.keys import NAME_MAX, TEXT_MAX, Slot, bucket_name, encode
+from limiter.store.keys import NAME_MAX, TEXT_MAX, Slot, bucket_name, encode, limit_at
 
 KEY_MAX = len("hg:{/65535}:b::") + TEXT_MAX + NAME_MAX
 
@@ -33,7 +35,7 @@ def test_f_n1_to_f_n5_no_two_hostile_texts_are_written_alike() -> None:
 
 
 def test_f_n2_a_digest_cannot_be_imitated() -> None:
-    """What a long text becomes is not what any other text becomes, not even that very spelling."""
+    """The digest of a long text differs from the key of every other text, also of a text spelled like the digest."""
     long = encode("x" * 10_000)
     assert encode(long) != long
     many = bucket_name("p", ["x" * 60] * 40)
@@ -122,3 +124,8 @@ def test_f_n1_f_n2_namespaces_and_partitions_never_share_a_prefix(
 def test_f_n2_two_idempotency_keys_are_never_one(first: str, second: str) -> None:
     prefix = Slot().prefix
     assert (keys.idempotency(prefix, first) == keys.idempotency(prefix, second)) == (first == second)
+
+
+def test_p12_a_limit_without_rates_of_its_own_holds_for_every_key() -> None:
+    limit = Limit(read_policy({"name": "reads", "rate": 1}))
+    assert limit_at(limit, "reads:a") is limit

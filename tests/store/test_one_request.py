@@ -1,4 +1,4 @@
-"""One request, one limit: what it may take, what it is charged, and what is said of the rest (W5, W13, F-R18)."""
+"""One request, one limit: the most it may take, its charge, and the work that is not collected (W5, W13, F-R18)."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from tests.support.stores import Decides
 TERMS = work_terms(rate=1e-30, capacity=3000, debt_max=6000)
 
 
-def test_f_r18_what_an_acquire_cannot_collect_is_counted_at_once(ledger: Decides) -> None:
+def test_f_r18_work_that_an_acquire_cannot_collect_is_counted_at_once(ledger: Decides) -> None:
     """An estimate of 19 000 on a bucket of 3000 that may owe 6000: 9000 are debited, 10 000 are lost and said to be."""
     answer = acquire(ledger, ask(TERMS, charge=19_000))
     assert (answer.granted, answer.buckets[0].charge, answer.buckets[0].balance) == (True, 9000, -6000)
@@ -51,7 +51,7 @@ def test_w5_uncollected_work_that_was_not_done_is_forgiven_however_late(ledger: 
     assert record_of(ledger).uncollected == 3000
 
 
-def test_w5_progress_counts_from_what_was_wanted(ledger: Decides) -> None:
+def test_w5_progress_counts_from_the_charge_that_was_wanted(ledger: Decides) -> None:
     reservation = reserve(ledger, ask(TERMS, charge=19_000))
     assert settle(ledger, progress(reservation, 18_000)).buckets[0].uncollected == 10_000
     assert settle(ledger, progress(reservation, 20_000)).buckets[0].uncollected == 11_000

@@ -55,6 +55,7 @@ ACQUIRES: dict[str, list[Acquire]] = {
     "several buckets": [several(WORK, QUOTA, CAPPED, replace(WORK, flags=Flags.SHADOW))],
     "a hot bucket": [ask(WORK)] * 5,
     "a refusal": [ask(WORK, minimum=1e6)],
+    "attempts": [ask(WORK).but(attempt=2), ask(WORK).but(attempt=3), ask(WORK).but(attempt=2)],
     "a learned charge, covered": [ask(WORK, how=LEARNED | COVERED)],
     "refusals that are told": [ask(WORK), Acquire((Want("reads:a", WORK, 0.0, 0.0, REFUSING),), 9.0, told=True)],
 }
@@ -62,6 +63,7 @@ OTHER_ACQUIRES: dict[str, list[Acquire]] = {
     "a dry run": [ask(WORK).but(dry_run=True)],
     "an idempotency key": [ask(WORK).but(idempotency=Idempotency("k", b"f" * 16, b""))],
     "overload control": [ask(replace(WORK, flags=Flags.OVERLOAD)).but(lot=Lot(1, 0.5))],
+    "open reservations": [ask(replace(WORK, flags=Flags.IN_FLIGHT)).but(ttl_us=1_000_000)],
     "a divided limit": [ask(replace(WORK, flags=Flags.DIVIDED, partitions=2))],
     "weights": [Acquire((Want("b:", CAPPED, 1.0, 2.0, 0, 3.0),))],
     "a window that is over": [ask(quota_terms(100, (START_US - 2, START_US - 1)))],

@@ -9,10 +9,10 @@ import pytest
 
 from limiter.store import registry as registries
 from limiter.store.clock import StoreClock
-from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import NODES
 from limiter.store.link.connect import Link, open_link
 from limiter.store.registry import GONE_US, NodeRegistry
+from limiter.store.store_errors import StoreUnavailable
 from tests.support.nodes import until
 from tests.support.servers import Cluster, Server, running
 

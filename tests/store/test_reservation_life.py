@@ -1,7 +1,9 @@
 """The life of a reservation (W14, F-R17): progress renews it, and how late it may be settled is its own."""
 
+import msgspec
 import pytest
 
+from limiter.model.bucket.bucket import Params
 from limiter.model.bucket.operations import LATE_US, SettleStatus
 from limiter.store import keys
 from tests.support.operations import (
@@ -11,6 +13,7 @@ from tests.support.operations import (
     START_US,
     ask,
     done,
+    forget,
     progress,
     record_of,
     reserve,
@@ -47,7 +50,7 @@ def test_w14_a_stream_that_stands_still_renews_its_deadline_too(ledger: Decides)
     assert answer.buckets[0].balance == pytest.approx(900)
 
 
-def test_w14_late_progress_is_told_so_and_renews(ledger: Decides) -> None:
+def test_w14_late_progress_is_marked_late_and_renews(ledger: Decides) -> None:
     reservation = reserve(ledger, ask(TERMS, charge=500))
     answer = settle(ledger, progress(reservation, 600), START_US + 90 * S_US)
     assert (answer.late, answer.deadline_us) == (True, START_US + 150 * S_US)
@@ -92,3 +95,16 @@ def test_w14_the_tombstone_lives_as_long_as_the_reservation_may_be_settled(valke
     left_ms = store.client.pttl(keys.tombstone(store.prefix, "r1"))
     assert 3_650_000 < left_ms <= 3_660_001, "a time to live from now, and how late it may be"
     assert record_of(store, BUCKET).balance == pytest.approx(994)
+
+
+@pytest.mark.parametrize(("params", "balance"), [(TERMS, 1000 - 25), (None, 0.0)], ids=["policy", "no policy"])
+def test_a_settle_restores_a_record_that_has_expired_if_its_policy_still_exists(
+    ledger: Decides, params: Params | None, balance: float
+) -> None:
+    """The bucket is full again, less the 25 units beyond the charge; without its policy there is nothing to debit."""
+    reservation = reserve(ledger, ask(TERMS, charge=5))
+    forget(ledger)
+    (charge,) = reservation.charges
+    answer = settle(ledger, done(reservation.but(charges=(msgspec.structs.replace(charge, params=params),)), 30))
+    assert (answer.status, answer.buckets[0].present) == (SettleStatus.SETTLED, params is not None)
+    assert answer.buckets[0].balance == pytest.approx(balance)

@@ -1,7 +1,12 @@
 import asyncio
+from contextlib import aclosing
+
+import pytest
 
 from limiter.store.link.connect import open_link
 from limiter.store.secret import SECRET_SIZE, shared_secret
+from limiter.store.store_errors import StoreUnavailable
+from tests.support.fake import FakeServer
 from tests.support.servers import Cluster, Server
 
 
@@ -28,3 +33,10 @@ async def test_a_configured_secret_is_used_and_not_stored(valkey: Server) -> Non
     assert await shared_secret(link, "from the environment", timeout_s=5) == b"from the environment"
     await link.aclose()
     assert valkey.client().dbsize() == 0
+
+
+async def test_a_secret_that_is_gone_at_once_is_a_store_that_cannot_be_used() -> None:
+    """Another program may flush the store at any moment."""
+    async with FakeServer({"SET": b"+OK\r\n", "GET": b"$-1\r\n"}) as fake, aclosing(await open_link(fake.url)) as link:
+        with pytest.raises(StoreUnavailable, match="lost the shared secret"):
+            await shared_secret(link, None, timeout_s=5)

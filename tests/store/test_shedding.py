@@ -1,7 +1,9 @@
-"""Overload control in buckets, judged on the model and on the scripts: who is turned away, and what is counted."""
+"""Overload control in buckets, on the model and on the scripts: the requests that are refused, and the counters."""
 
 import math
 from dataclasses import replace
+
+import pytest
 
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, Flags, Params, histogram_step
 from limiter.model.bucket.operations import (
@@ -16,7 +18,7 @@ from limiter.model.bucket.operations import (
     Want,
 )
 from limiter.model.control.stewardship import Steer, SteerStatus
-from limiter.model.overload.shedding import CLASS_NUMBERS, Shedding, ShedOrder
+from limiter.model.overload.shedding import CLASS_NUMBERS, Shedding, ShedOrder, State
 from limiter.store import layout
 from tests.support.operations import (
     BUCKET,
@@ -109,7 +111,7 @@ def test_p11_a_shadow_only_counts(ledger: Decides) -> None:
     assert shedding_of(ledger).refused == [0, 0, 0, 1]
 
 
-def test_a_dry_run_is_told_and_counts_nothing(ledger: Decides) -> None:
+def test_a_dry_run_shows_the_refusal_and_counts_nothing(ledger: Decides) -> None:
     order(ledger, ShedOrder(refused_shares=(0.0, 0.0, 0.0, 1.0), rates=(0.0, 1.0, 0.0, 0.0)))
     before = record_of(ledger)
     for number in (CRITICAL, SHEDDABLE):
@@ -118,7 +120,7 @@ def test_a_dry_run_is_told_and_counts_nothing(ledger: Decides) -> None:
 
 
 def test_s3_a_class_at_its_rate_waits_for_its_own_tokens_and_leaves_the_others_alone(ledger: Decides) -> None:
-    """Two a second: a second's worth at once, then one every half second."""
+    """The rate is two per second: two at once, then one every half second."""
     order(ledger, ShedOrder(rates=(0.0, 0.0, 0.0, 2.0)))
     assert [request(ledger, SHEDDABLE).granted for _ in range(3)] == [True, True, False]
     assert all(request(ledger, CRITICAL).granted for _ in range(10))
@@ -128,7 +130,7 @@ def test_s3_a_class_at_its_rate_waits_for_its_own_tokens_and_leaves_the_others_a
 
 
 def test_s3_the_smallest_rate_still_lets_one_through_now_and_then(ledger: Decides) -> None:
-    order(ledger, ShedOrder(rates=(0.05, 0.0, 0.0, 0.0)))
+    order(ledger, ShedOrder(rates=(0.05, 0.0, 0.0, 0.0), lent_for_us=60 * S_US))
     assert [request(ledger, PLUS).granted for _ in range(2)] == [True, False]
     assert not request(ledger, PLUS, at_us=19 * S_US).granted
     assert request(ledger, PLUS, at_us=21 * S_US).granted
@@ -141,7 +143,7 @@ def test_a_request_that_another_bucket_refuses_takes_no_token_of_its_class(ledge
     assert request(ledger, SHEDDABLE).granted
 
 
-def test_a_lower_rate_clamps_what_has_gathered_and_none_frees_the_class(ledger: Decides) -> None:
+def test_a_lower_rate_clamps_gathered_tokens_and_no_rate_frees_the_class(ledger: Decides) -> None:
     order(ledger, ShedOrder(rates=(0.0, 0.0, 0.0, 100.0)))
     assert shedding_of(ledger).tokens[SHEDDABLE] == 100
     order(ledger, ShedOrder(rates=(0.0, 0.0, 0.0, 2.0)))
@@ -151,13 +153,13 @@ def test_a_lower_rate_clamps_what_has_gathered_and_none_frees_the_class(ledger: 
 
 
 def test_s4_q6_answers_carry_quality_and_overload(ledger: Decides) -> None:
-    order(ledger, ShedOrder(quality=0.4, overloaded=True, refused_shares=(0, 0, 0.1, 0.2), rates=(0, 0, 0, 7.0)))
-    assert request(ledger, CRITICAL).buckets[0].pressure == Pressure(True, 0.4)
-    assert request(ledger, SHEDDABLE).buckets[0].pressure == Pressure(True, 0.4, 0.2, 7.0)
+    order(ledger, ShedOrder(quality=0.4, state=State.OVERLOADED, refused_shares=(0, 0, 0.1, 0.2), rates=(0, 0, 0, 7.0)))
+    assert request(ledger, CRITICAL).buckets[0].pressure == Pressure(State.OVERLOADED, 0.4)
+    assert request(ledger, SHEDDABLE).buckets[0].pressure == Pressure(State.OVERLOADED, 0.4, 0.2, 7.0)
     assert acquire(ledger, ask(TERMS)).buckets[0].pressure is None, "nobody asked"
 
 
-def test_f_p8_what_makes_no_sense_is_left_as_it_was(ledger: Decides) -> None:
+def test_f_p8_a_value_that_makes_no_sense_changes_nothing(ledger: Decides) -> None:
     order(ledger, ShedOrder(quality=0.5, refused_shares=(0.1, 0.2, 0.3, 0.4), rates=(1.0, 2.0, 3.0, 4.0)))
     nan, inf = math.nan, math.inf
     order(ledger, ShedOrder(quality=nan, refused_shares=(nan, 1.5, -0.1, 0.9), rates=(nan, inf, -1.0, 9.0)))
@@ -167,15 +169,17 @@ def test_f_p8_what_makes_no_sense_is_left_as_it_was(ledger: Decides) -> None:
     assert known.rates == [1.0, 2.0, 3.0, 9.0]
 
 
-def test_q2_settles_count_by_class_who_was_timed_and_who_missed(ledger: Decides) -> None:
+def test_q2_q8_settles_count_by_class_who_was_timed_and_what_was_missed(ledger: Decides) -> None:
+    """Where a settle does not say how long it took, the time since its acquire counts: none, here."""
     for name, (number, latency_ms) in enumerate([(CRITICAL, 100.0), (CRITICAL, 101.0), (SHEDDABLE, 300.0)]):
         operation = ask(TERMS).but(lot=Lot(number, 0.5))
         settle(ledger, timed(operation, acquire(ledger, operation), latency_ms=latency_ms, name=f"r{name}"))
     operation = ask(TERMS).but(lot=Lot(SHEDDABLE, 0.5))
     settle(ledger, timed(operation, acquire(ledger, operation), latency_ms=math.nan, name="untold"))
     known = shedding_of(ledger)
-    assert (known.timed, known.missed) == ([0, 2, 0, 1], [0, 1, 0, 1])
+    assert (known.timed, record_of(ledger).missed) == ([0, 2, 0, 2], 2)
     assert known.slack_min_ms == -200
+    assert known.seconds == pytest.approx(0.501)
     assert record_of(ledger).settles == 4
 
 
@@ -193,7 +197,7 @@ def test_q1_the_expectation_of_a_bucket_s_own_policy_counts_for_that_bucket(ledg
     made = timed(operation, acquire(ledger, operation), latency_ms=150.0, expected_ms=math.nan)
     patient, hasty = made.charges
     settle(ledger, made.but(charges=(patient.but(expected_ms=200.0), hasty.but(expected_ms=100.0))))
-    assert (shedding_of(ledger).missed[CRITICAL], shedding_of(ledger, "other:a").missed[CRITICAL]) == (0, 1)
+    assert (record_of(ledger).missed, record_of(ledger, "other:a").missed) == (0, 1)
     assert shedding_of(ledger).slack_min_ms == 50
 
 
@@ -221,7 +225,7 @@ def test_q6_taking_the_block_away_reaches_the_live_bucket_and_so_does_giving_one
     assert request(ledger, CRITICAL, terms=plain).granted
     assert record_of(ledger).shedding is None
     assert request(ledger, CRITICAL).granted, "it begins anew: nobody is refused until the controller says so"
-    assert record_of(ledger).shedding == Shedding()
+    assert shedding_of(ledger) == Shedding(asked=[0, 1, 0, 0], limits=[0] * 4)
     assert record_of(ledger).balance == 1000 - 2 - 2, "the balance is what it was"
 
 

@@ -1,8 +1,8 @@
-"""What of a store's failure is told to whoever asks: words of ours, never the server's or its address."""
+"""Answers about a store's failure use words of ours, never the server's, and never its address."""
 
 import pytest
 
-from limiter.store.errors import (
+from limiter.store.store_errors import (
     StoreBusy,
     StoreError,
     StoreOutOfMemory,
@@ -23,7 +23,7 @@ def test_the_server_s_words_stay_with_us(kind: type[StoreError], code: str) -> N
     assert told.startswith("the store ")
 
 
-def test_what_helps_is_still_told() -> None:
+def test_helpful_parts_of_an_error_are_still_shown() -> None:
     assert without_address(StoreRefused(TEXT.format("LOADING"))) == "the store cannot serve now: it answers LOADING"
     assert without_address(StoreBusy("too many operations are waiting")) == "too many operations are waiting"
     assert without_address(StoreUnsupported("too old")).endswith("the log of the node says why, and what to change")

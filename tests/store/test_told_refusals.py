@@ -1,4 +1,4 @@
-"""What nodes refuse by themselves is told to the store, and counts there as if it had been asked."""
+"""Refusals that nodes repeat by themselves are reported to the store, and count there like its own."""
 
 from limiter.model.bucket.block import BlockTerms
 from limiter.model.bucket.bucket import Params
@@ -48,7 +48,7 @@ def test_the_controller_samples_a_bucket_that_only_nodes_refused_in(ledger: Deci
     assert ledger.sample(lease, 10) == ["a:"]
 
 
-def test_w17_told_refusals_lead_to_a_block(ledger: Decides) -> None:
+def test_w17_reported_refusals_lead_to_a_block(ledger: Decides) -> None:
     terms = work_terms(rate=NO_REFILL, block=FOR_A_MINUTE)
     tell(ledger, 99, ("a:", terms, True))
     assert acquire(ledger, ask(terms, bucket="a:")).granted
@@ -56,13 +56,13 @@ def test_w17_told_refusals_lead_to_a_block(ledger: Decides) -> None:
     assert acquire(ledger, ask(terms, bucket="a:")).buckets[0].verdict is Verdict.DENIED
 
 
-def test_w17_refusals_that_another_bucket_was_the_reason_of_block_nobody(ledger: Decides) -> None:
+def test_w17_refusals_because_of_another_bucket_block_no_key(ledger: Decides) -> None:
     terms = work_terms(rate=NO_REFILL, block=FOR_A_MINUTE)
     tell(ledger, 1000, ("a:", terms, False))
     assert acquire(ledger, ask(terms, bucket="a:")).granted
 
 
-def test_w17_what_was_refused_while_blocked_brings_no_new_block(ledger: Decides) -> None:
+def test_w17_refusals_while_blocked_bring_no_new_block(ledger: Decides) -> None:
     terms = work_terms(rate=NO_REFILL, block=FOR_A_MINUTE)
     tell(ledger, 100, ("a:", terms, True))
     tell(ledger, 100, ("a:", terms, True), now_us=START_US + 59 * S_US)

@@ -1,4 +1,4 @@
-"""Two versions of the service on one store: records of version 1 are read exactly and written anew as version 2.
+"""Two versions of the service on one store: records of version 1 are read exactly and rewritten as version 2.
 
 `version_1/` holds the scripts as version 1 sent them. Their calls are packed here, so that they stay what they were.
 """
@@ -15,6 +15,7 @@ from limiter.model.bucket.bucket import Flags, Params, Record
 from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import LEARNED, Acquire, AcquireStatus, Settle, SettleStatus, Want
 from limiter.model.control.stewardship import Steer, SteerStatus
+from limiter.model.overload.shedding import LENT_FOR_US, Shedding
 from limiter.store import keys, layout
 from tests.support.operations import S_US, START_US, acquire, ask, done, quota_terms, reserve, reserved, work_terms
 from tests.support.servers import Server
@@ -51,7 +52,7 @@ class VersionOne:
         self._calls = 0
 
     def acquire(self, operations: Sequence[Acquire], now_us: int) -> bytes:
-        """The reply as it is: what it was to mean is up to a node of that version."""
+        """The raw reply, because only a node of that version knows its meaning."""
         names, rows, packed = list[str](), list[bytes](), b""
         for operation in operations:
             packed += struct.pack("<BBd", 0, len(operation.wants), operation.requests)
@@ -108,7 +109,7 @@ def _number(names: list[str], rows: list[bytes], bucket: str, terms: Params) -> 
 
 
 HEAD_SIZE = 9
-"""Of a reply: whether it was done, and the time."""
+"""Bytes of the head of a reply: its status and the time."""
 
 
 def lived(terms: Params) -> list[tuple[str, Acquire | Settle, int]]:
@@ -140,12 +141,19 @@ def live(old: VersionOne, model: Ledger, terms: Params) -> None:
 
 
 def but_expiry(record: Record) -> Record:
-    """A record of version 1 says nothing of when its key expires."""
-    return replace(record, kept_until_s=0)
+    """A record of version 1 says nothing of when its key expires, who asked, or how long a throttle is lent; and its
+    latencies are counted in coarser steps."""
+    known = record.shedding
+    if known is not None:
+        known = Shedding(
+            lent_until_us=record.updated_us + LENT_FOR_US, asked=known.timed, timed=list(known.timed),
+            slack_min_ms=known.slack_min_ms, slack_before_ms=known.slack_before_ms,
+        )  # fmt: skip
+    return replace(record, kept_until_s=0, histogram=[0] * len(record.histogram), shedding=known)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_version_1_wrote_is_read_exactly(valkey: Server, kind: str) -> None:
+def test_records_of_version_1_are_read_exactly(valkey: Server, kind: str) -> None:
     old, new, model, terms = VersionOne(valkey), ScriptStore(valkey), Ledger(), KINDS[kind]
     live(old, model, terms)
     raw = new.record("reads:a")

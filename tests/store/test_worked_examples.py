@@ -37,7 +37,7 @@ UTC = ZoneInfo("UTC")
 
 
 def admitted(ledger: Decides, operation: Acquire, now_us: int = START_US) -> int:
-    """How many of the same request are admitted in one instant."""
+    """The number of equal requests that are admitted in one instant."""
     count = 0
     while acquire(ledger, operation, now_us).granted:
         count += 1
@@ -169,7 +169,7 @@ def test_w7_a_long_read_debits_as_it_goes(ledger: Decides) -> None:
 
 
 def test_w7_settled_only_at_the_end_others_are_let_in_for_16_ms(ledger: Decides) -> None:
-    """What progress calls are for: the same read without them."""
+    """The same read without progress calls shows their use."""
     terms = work_terms(rate=100, capacity=50)
     other = ask(terms, charge=1).but(dry_run=True)
     reservation = reserve(ledger, ask(terms, charge=1))
@@ -178,7 +178,7 @@ def test_w7_settled_only_at_the_end_others_are_let_in_for_16_ms(ledger: Decides)
     assert not acquire(ledger, other, START_US + 16 * MS_US).granted
 
 
-def test_w7_progress_is_told_to_stop_when_debt_passes_the_bound(ledger: Decides) -> None:
+def test_w7_progress_is_answered_stop_when_debt_passes_the_bound(ledger: Decides) -> None:
     """64 a millisecond against 50 in the bucket: the ninth read passes 500 of debt."""
     terms = work_terms(rate=100, capacity=50, stop_debt=500)
     reservation = reserve(ledger, ask(terms, charge=1))
@@ -261,7 +261,7 @@ def test_w10_at_zero_or_below_nothing_is_admitted(ledger: Decides, work: float) 
 
 
 def test_w10_twenty_five_at_once_and_fifty_a_second(ledger: Decides) -> None:
-    """Capacity 50 at 2 each is 25 at once; the rate then carries 50 requests a second."""
+    """Capacity 50 at 2 each is 25 at once; the rate then carries 50 requests per second."""
     terms = work_terms(rate=100, capacity=50)
     request = ask(terms, minimum=1, charge=2)
     assert admitted(ledger, request) == 25
@@ -398,7 +398,7 @@ def test_p4_a_settle_within_the_window_refunds(ledger: Decides) -> None:
     assert settle(ledger, done(reserve(ledger, ask(terms, charge=60)), 10)).buckets[0].balance == 90
 
 
-def test_p4_a_quota_raised_or_lowered_keeps_what_was_used(ledger: Decides) -> None:
+def test_p4_a_quota_raised_or_lowered_keeps_its_used_part(ledger: Decides) -> None:
     window = window_us(START_US, Period.DAY, UTC)
     acquire(ledger, ask(quota_terms(100, window), charge=60))
     assert look(ledger, quota_terms(150, window)) == 90
@@ -423,7 +423,7 @@ def test_w5_balances_stay_within_capacity_and_debt_whatever_is_settled(ledger: D
 
 
 def test_w5_a_minimum_below_the_debt_bound_is_still_a_limit(ledger: Decides) -> None:
-    """What is taken must be within the bound: else a bucket at its bound would let everything pass for nothing."""
+    """A charge must stay within the bound: otherwise a bucket at its bound would admit everything for nothing."""
     terms = work_terms(capacity=10, debt_max=5)
     granted = [acquire(ledger, ask(terms, minimum=-1000, charge=1)).granted for _ in range(50)]
     assert sum(granted) == 15
@@ -464,8 +464,8 @@ def test_w16_a_request_takes_as_many_tokens_as_it_weighs(ledger: Decides) -> Non
     assert not acquire(ledger, write).granted, "no tokens left"
 
 
-def test_w16_what_it_weighs_is_what_it_counts(ledger: Decides) -> None:
-    """So that the controller's work per request is work per token: 5 and 5 units, whatever they weigh."""
+def test_w16_a_request_counts_as_much_as_it_weighs(ledger: Decides) -> None:
+    """The controller's work per request is then work per token: 5 and 5 units, whatever the weights."""
     terms = request_terms(cap=1e-9, burst=10)
     for number, weight in enumerate((1.0, 3.0)):
         reservation = reserve(ledger, weighed(terms, weight), name=f"r{number}")

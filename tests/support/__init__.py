@@ -1,4 +1,4 @@
-"""What tests share: servers of their own, a proxy that misbehaves, and waiting without sleeping blindly."""
+"""Helpers that tests share: servers of their own, a proxy that misbehaves, waiting without sleeping blindly."""
 
 import asyncio
 import time

@@ -16,7 +16,7 @@ class Instruction:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the form that needs no shell."""
+        """The arguments of an instruction in the form that needs no shell."""
         found: list[str] = json.loads(self.text)
         return found
 

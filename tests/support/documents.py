@@ -11,13 +11,18 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.
 HERE = "127.0.0.1:8080"
 """Where the documents suppose that Headgate runs."""
 
+ID = r"(?:F-)?[WRQSGPBLTVNH][1-9]\d?"
+"""An id of a requirement or a fault."""
+CITED = re.compile(rf"(?<![\w%#-])({ID})(?:(?: to |–)({ID}))?(?![\w-])(?!\.\d)")
+"""A citation: an id, or a first and a last one."""
+
 _FENCED = re.compile(r"^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXPECTED = re.compile(r"(.*?)  # (\d{3})(?: (.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. What has no language is what a program prints."""
+    """A fenced block. One without a language is the output of a program."""
 
     page: str
     line: int
@@ -34,7 +39,7 @@ class Block:
 
 
 def name_of(page: Path) -> str:
-    """As it is spelled in the documents."""
+    """The page's path as the documents spell it."""
     return str(page.relative_to(ROOT))
 
 
@@ -77,3 +82,15 @@ def _checked(command: str) -> list[str]:
     if text:
         lines.append(f'grep -qF -- {shlex.quote(text)} "$kept/out" || {{ echo "it does not say so" >&2; exit 1; }}')
     return lines
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of a table whose first cell is code, with the marks of code off."""
+    cells = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in row] for row in cells]
+
+
+def policy_fields(heading: str) -> str:
+    """The section of the page on policies that lists the fields under a heading."""
+    page = (ROOT / "docs" / "policies.md").read_text()
+    return re.split(r"^#{2,3} ", page.partition(f"\n{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]

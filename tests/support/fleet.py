@@ -2,19 +2,17 @@
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from loadtest.overload.http import Http
+from tests.support.command import HEADGATE, environment
 from tests.support.nodes import until
 from tests.support.servers import free_port
 
-HEADGATE = [sys.executable, "-c", "from limiter.cli.main import main; main()"]
 TICK_S = 0.02
 
 
@@ -22,9 +20,8 @@ class Process:
     """One `headgate api` or `headgate controller`, ready."""
 
     def __init__(self, command: str, **settings: object) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        environment = inherited | {f"HEADGATE_{name.upper()}": str(value) for name, value in settings.items()}
-        self.running = subprocess.Popen([*HEADGATE, command], env=environment, stdout=subprocess.PIPE, text=True)
+        given = environment(**settings)
+        self.running = subprocess.Popen([*HEADGATE, command], env=given, stdout=subprocess.PIPE, text=True)
         assert self.running.stdout is not None
         self.greeting = self.running.stdout.readline()
 
@@ -64,8 +61,12 @@ def controllers(url: str, **settings: object) -> Iterator[Callable[[], tuple[str
 class Callers:
     """Ask one node after the other at a rate, whatever becomes of it, and report the work when it is done."""
 
-    def __init__(self, nodes: list[str], *, rate: float, work: float, **ask: Any) -> None:
+    def __init__(self, nodes: list[str], *, rate: float, work: float, duration_s: float = 0.0, **ask: Any) -> None:
         self.work = work
+        self.admitted: list[tuple[float, float]] = []
+        """When requests were admitted (s), and their work."""
+        self.asked = 0
+        self._duration_s = duration_s
         self.settled: list[tuple[float, float]] = []
         """When work was reported (s), and how much."""
         self.refused = 0
@@ -75,7 +76,7 @@ class Callers:
 
     @asynccontextmanager
     async def flowing(self) -> AsyncIterator[None]:
-        """For as long as the block lasts."""
+        """Send requests for as long as the block lasts."""
         async with asyncio.TaskGroup() as group:
             flow = group.create_task(self._flow(group))
             try:
@@ -96,19 +97,23 @@ class Callers:
             await asyncio.sleep(TICK_S)
 
     async def _call(self, node: Http) -> None:
-        work = self.work
+        work, loop = self.work, asyncio.get_running_loop()
+        self.asked += 1
         status, body = await node.post("/v1/acquire", self._ask)
         if status == 429:
             self.refused += 1
             return
         assert status == 200, body
+        self.admitted.append((loop.time(), work))
+        if self._duration_s:
+            await asyncio.sleep(self._duration_s)  # the work itself
         report = {"reservation": json.loads(body)["reservation"], "work": work}
         status, body = await node.post("/v1/settle", json.dumps(report).encode())
         assert status == 200, body
-        self.settled.append((asyncio.get_running_loop().time(), work))
+        self.settled.append((loop.time(), work))
 
     async def work_rate(self, seconds: float) -> float:
-        """Units a second reported from now on, over some seconds of traffic."""
+        """Units per second that are reported from now on, over some seconds of traffic."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         await until(lambda: loop.time() >= began_s + seconds, within_s=2 * seconds)

@@ -1,4 +1,4 @@
-"""What one process of many does to shared buckets: acquires until all are empty, or settles what others acquired."""
+"""One process of many that use the same buckets: it acquires until all are empty, or settles others' reservations."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ SLOT = Slot("hammer")
 TASKS = 64
 TERMS = work_terms(rate=NO_REFILL, capacity=2000, debt_max=1e9)
 CHARGES = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 7.0}
-"""What each bucket charges for a request."""
+"""The charge of each bucket for a request."""
 
 
 class Held(NamedTuple):

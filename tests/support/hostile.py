@@ -31,6 +31,7 @@ def operations(before: bytes, value: bytes, last: bytes = b"") -> Make:
 
 BODIES: dict[str, Make] = {
     "escaped quotes": filled(b'{"reservation":"', b'\\"'),
+    "escaped quotes outside of a text, deep at its end": filled(b'{"descriptor":', b'\\"', b"[" * 40),
     "backslashes": filled(b'{"reservation":"', b"\\\\"),
     "quotes": filled(b'{"descriptor":', b'"'),
     "quotes and spaces": filled(b'{"descriptor":{"a":"b"', b'" '),

@@ -43,6 +43,14 @@ policies:
   - {name: covered, match: {service: covered}, per: [customer], rate: 1/d, capacity: 50, admit: covered}
   - {name: blocking, match: {service: blocking}, per: [customer], rate: 1/d, capacity: 1,
      block: {after: 3, in: 1m, for: 10m}}
+  - {name: places, match: {service: places}, per: [customer], rate: 1000, in_flight: 2}
+  - {name: lent, match: {service: lent}, per: [customer], rate: 100, capacity: 100, local: {allowed: true}}
+  - {name: portions, match: {service: lent, pack: "*"}, per: [customer], quota: {work: 1000, period: month},
+     local: {allowed: true}}
+  - {name: lent-hits, match: {service: lent, hits: "*"}, per: [customer], count: requests, rate: 50, in_flight: 20,
+     local: {allowed: true, lease_s: 2}}
+  - {name: watched, match: {service: lent}, per: [customer], rate: 1, shadow: true}
+  - {name: kept, match: {kept: "*"}, per: [customer], rate: 100}
   - {name: tenant, namespace: tenant1, match: {}, per: [customer], rate: 1/d, capacity: 10}
 """
 
@@ -95,7 +103,7 @@ class LiveApi:
             self._serving.cancel()
 
     def tasks(self) -> int:
-        """How many tasks it has now."""
+        """The number of tasks that it has now."""
         counted: Future[int] = Future()
         self.loop.call_soon_threadsafe(lambda: counted.set_result(len(asyncio.all_tasks(self.loop))))
         return counted.result(GIVE_UP_S)
@@ -266,6 +274,14 @@ def ask(customer: str, service: str = "slow", **fields: Any) -> dict[str, Any]:
 def without_id(problem: dict[str, Any]) -> dict[str, Any]:
     """A problem's body without the id of its request, which no two share."""
     return {name: value for name, value in problem.items() if name != "request_id"}
+
+
+def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    """An acquire whose body comes in chunks."""
+    head = (
+        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
 
 
 def statuses(replies: Sequence[Reply]) -> list[int]:

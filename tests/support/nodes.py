@@ -76,11 +76,11 @@ class Watched:
             self.in_flight -= 1
 
     def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
-        """Nothing goes by the wire: what is watched goes by `call`."""
+        """Refuse, so that every call goes by `call`, which is watched."""
         return False
 
     def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
-        """What is published on a channel."""
+        """The messages that are published on a channel."""
         return self._link.listen(channel)
 
     async def aclose(self) -> None:
@@ -89,7 +89,7 @@ class Watched:
 
 
 def unpack_head(command: tuple[bytes | str | float, ...]) -> tuple[float, float, int]:
-    """What follows the keys of a script call."""
+    """The numbers in the first argument behind the keys of a script call."""
     head = command[3 + int(command[2])]
     assert isinstance(head, bytes)
     now_us, expires_us, buckets = struct.unpack("<ddH", head)

@@ -1,4 +1,4 @@
-"""Short spellings of what tests ask of buckets most: terms, acquires, settles, one at a time."""
+"""Short spellings of the most frequent operations on buckets: terms, acquires, settles, one at a time."""
 
 import math
 
@@ -85,10 +85,12 @@ def settle(ledger: Decides, operation: Settle, now_us: int = START_US) -> Settle
 
 
 def charge_of(want: Want, found: BucketAnswer) -> Charge:
-    """What a reservation says of one bucket that was debited."""
+    """The charge of one debited bucket in a reservation."""
     # Where the charge was learned, or the bucket counts requests, it is not the want's.
     lost = 0.0 if found.in_requests or want.how & LEARNED else want.charge - found.charge
-    return Charge(want.bucket, found.charge, want.weight, want.params, found.in_requests, uncollected=lost)
+    return Charge(
+        want.bucket, found.charge, want.weight, want.params, found.in_requests, uncollected=lost, learn_id=want.learn_id
+    )
 
 
 def reserved(operation: Acquire, answer: AcquireAnswer, *, name: str = "r1", ttl_us: int = MINUTE_US) -> Settle:
@@ -114,12 +116,12 @@ def reserve(ledger: Decides, operation: Acquire, now_us: int = START_US, *, name
 
 
 def done(reservation: Settle, work: float) -> Settle:
-    """The reservation's final word."""
+    """The final settle of a reservation."""
     return reservation.but(work=work)
 
 
 def progress(reservation: Settle, work: float) -> Settle:
-    """What the reservation has done so far."""
+    """A progress call with the reservation's work so far."""
     return reservation.but(work=work, final=False)
 
 
@@ -146,3 +148,12 @@ def rewrite(ledger: Decides, record: Record, bucket: str = BUCKET) -> None:
     else:
         assert isinstance(ledger, ScriptStore)
         ledger.client.set(keys.bucket(ledger.prefix, bucket), layout.pack_record(record))
+
+
+def forget(ledger: Decides, bucket: str = BUCKET) -> None:
+    """Remove a bucket's record, as the expiry of its key does."""
+    if isinstance(ledger, Ledger):
+        del ledger.records[bucket]
+    else:
+        assert isinstance(ledger, ScriptStore)
+        ledger.client.delete(keys.bucket(ledger.prefix, bucket))

@@ -30,14 +30,14 @@ def packages() -> dict[str, str]:
 
 
 def find(program: str) -> Path | None:
-    """Where it is: beside this Python, or on the path."""
+    """The path of a program, beside this Python or on the PATH; None if there is none."""
     beside = Path(sysconfig.get_path("scripts")) / program
     found = str(beside) if beside.exists() else shutil.which(program)
     return Path(found) if found else None
 
 
 def need(program: str) -> Path:
-    """Where it is; without it the test is skipped, or fails in CI."""
+    """The path of a program; without it the test is skipped, or fails in CI."""
     package = packages()[program]  # a program that is not listed would be missing unnoticed
     if (found := find(program)) is not None:
         return found
@@ -48,7 +48,7 @@ def need(program: str) -> Path:
 
 
 def closing_line(reasons: Iterable[str]) -> str | None:
-    """What the suite says of the tests that were skipped for missing programs; None if there were none."""
+    """The suite's last line, on tests that were skipped for missing programs; None if there were none."""
     counted = Counter(said[1] for reason in reasons if (said := _SAID.search(reason)))
     if not counted:
         return None

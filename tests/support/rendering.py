@@ -35,7 +35,7 @@ def values_of(name: str) -> Manifest:
 
 
 def run_helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What helm did, with nothing of this machine's helm or cluster settings."""
+    """Run helm without this machine's helm and cluster settings."""
     hidden = ("HELM_", "KUBE", "HEADGATE_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     environment |= {"KUBECONFIG": os.devnull, "HELM_REGISTRY_CONFIG": os.devnull, "HELM_REPOSITORY_CONFIG": os.devnull}

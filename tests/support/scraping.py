@@ -1,4 +1,4 @@
-"""What a scrape shows, read by prometheus-client's own parser."""
+"""A scrape, read by prometheus-client's own parser."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,13 @@ policies:
   - {name: learning, match: {service: learning}, rate: 100000, charge: learned}
   - {name: capped, match: {service: capped}, rate: 100000, mechanism: requests}
   - {name: month, match: {service: month}, quota: {work: 1000, period: month}}
-  - {name: guarded, match: {service: guarded}, rate: 1000, overload: {expectations: {}, response_time: {}}}
+  - name: guarded
+    match: {service: guarded}
+    rate: 1000
+    overload: {expectations: {}, response_time: {rules: published}}
+  - {name: timed, match: {service: timed}, rate: 1000, overload: {response_time: {percentiles: true}}}
   - {name: each, match: {service: each}, per: [customer], rate: 1/d, capacity: 10, max_debt: 100}
+  - {name: lent, match: {service: lent}, rate: 100, local: {allowed: true}}
 """
 
 
@@ -24,7 +29,7 @@ class Scrape:
     families: list[Metric] = field(default_factory=list)
 
     def value(self, name: str, **labels: str) -> float:
-        """Of the one sample that has these labels."""
+        """The value of the one sample that has these labels."""
         (found,) = self.values(name, **labels).values()
         return found
 
@@ -48,7 +53,7 @@ class Scrape:
         return found
 
     def label_values(self) -> dict[tuple[str, str], set[str]]:
-        """What each label of each sample's name was."""
+        """The values of each label, by the sample's name."""
         found: dict[tuple[str, str], set[str]] = {}
         for name, labels, _ in self.samples():
             for label, value in labels.items():

@@ -38,7 +38,7 @@ _draw = random.SystemRandom()
 
 
 def binary(flavour: Flavour) -> Path:
-    """Where the server program is; without it the test is skipped, or fails in CI."""
+    """The path of the server program; without it the test is skipped, or fails in CI."""
     if flavour == "valkey":
         return Path(get_binary_path())
     return need("redis-server")
@@ -210,7 +210,7 @@ class Server:
 
 
 def start_server(flavour: Flavour, directory: Path, *, config: Mapping[str, str] | None = None) -> Server:
-    """A server that answers on a free port of 127.0.0.1 and a unix socket. Keeps nothing unless told to."""
+    """A server that answers on a free port of 127.0.0.1 and a unix socket. Its data is not kept unless configured."""
     server = Server(flavour, directory, dict(config or {}))
     try:
         server.start()
@@ -333,7 +333,7 @@ class Cluster(Group):
 
 
 def _primary_port(node: Server, slot: int) -> int | None:
-    """The port of who serves `slot`, as `node` sees it."""
+    """The port of the node that serves `slot`, as `node` sees it."""
     ranges = node.command("CLUSTER SLOTS")
     return next((primary[1] for first, last, primary, *_ in ranges if first <= slot <= last), None)
 

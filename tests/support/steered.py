@@ -1,4 +1,4 @@
-"""What the controller's tests share."""
+"""Policies of the controller's tests, and a look at what the controller has written."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def capped(**more: Any) -> dict[str, Any]:
 
 
 class Look:
-    """What stands in a store."""
+    """Reads records, states and leases of a slot from a store."""
 
     def __init__(self, server: Server | Cluster, slot: Slot | None = None) -> None:
         self.server = server

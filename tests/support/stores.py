@@ -1,15 +1,24 @@
-"""Scripts on a real server, with the face of the model: what one does, the other must do."""
+"""Scripts on a real server, with the face of the model: both must do the same."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk
 from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.store import keys
 from limiter.store.keys import Slot
 from limiter.store.layout import LeaseLost
-from limiter.store.scripts import AcquireScript, LeaseScript, SampleScript, SettleScript, SignalScript, SteerScript
+from limiter.store.scripts import (
+    AcquireScript,
+    LeaseScript,
+    LendScript,
+    SampleScript,
+    SettleScript,
+    SignalScript,
+    SteerScript,
+)
 from tests.support.servers import Cluster, Server
 
 ACQUIRE = AcquireScript()
@@ -18,6 +27,7 @@ LEASE = LeaseScript()
 SAMPLE = SampleScript()
 STEER = SteerScript()
 SIGNAL = SignalScript()
+LEND = LendScript()
 
 LEASE_MS = 600_000
 """Longer than any test: who wants a lease to end says so."""
@@ -87,6 +97,15 @@ class ScriptStore:
         except LeaseLost:
             return None
 
+    def lend(self, ask: LeaseAsk, now_us: int) -> LeaseAnswer:
+        """A holder asks for slices, or gives them back."""
+        return LEND.answer(self._eval(LEND.sha, LEND.source, LEND.call(self.prefix, ask, now_us=now_us)), ask)
+
+    def lease_row(self, lease: str) -> bytes | None:
+        """The bytes that are kept of a lease."""
+        found: bytes | None = self.client.get(keys.lease_row(self.prefix, lease))
+        return found
+
     def report(self, bucket: str, source: str, loads: Mapping[str, float], now_us: int) -> int:
         """A source says how busy it is; how many sources are known then."""
         call = SIGNAL.call(self.prefix, bucket, source, loads, now_us=now_us)
@@ -98,7 +117,7 @@ class ScriptStore:
         return found
 
     def end_lease(self) -> None:
-        """What the lease's time would do."""
+        """End the lease, as its time would."""
         self.client.delete(keys.lease(self.prefix))
 
     def _eval(self, sha: bytes, source: bytes, call: list[bytes | int]) -> Any:
@@ -109,13 +128,18 @@ class ScriptStore:
         except NoScriptError:
             return self.client.execute_command("EVAL", source, *call)
 
+    def values(self, names: Sequence[bytes]) -> list[bytes | None]:
+        """The bytes at some keys, in one call."""
+        found: list[bytes | None] = self.client.mget(names) if names else []
+        return found
+
     def record(self, bucket: str) -> bytes | None:
         """The bytes of a bucket's record."""
         found: bytes | None = self.client.get(keys.bucket(self.prefix, bucket))
         return found
 
     def state(self, bucket: str) -> bytes | None:
-        """What the controller keeps of a bucket."""
+        """The bytes that the controller keeps beside a bucket."""
         found: bytes | None = self.client.get(keys.state(self.prefix, bucket))
         return found
 

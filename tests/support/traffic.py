@@ -1,7 +1,7 @@
 """Callers as there are in production: they ask, do their work and report it, at a rate of their own."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.policy_set import PolicySet
 from limiter.store.buckets import Buckets
 from limiter.store.link.connect import Link, open_link
-from limiter.store.policies.policies import PolicyStore
+from limiter.store.policies.policy_store import PolicyStore
 
 TICK_S = 0.01
 
@@ -28,14 +28,14 @@ class Traffic:
         self.refused = 0
         self.work = 0.0
         self.charged = 0.0
-        """What the last one was charged."""
+        """The charge of the last request."""
         self._buckets = Buckets(link)
-        self._decider = Decider(self._buckets, Signer(b"a secret of the tests"), deadline_s=5, refuse_uncovered=True)
-        self._decider.enforce(policies)
+        self.decider = Decider(self._buckets, Signer(b"a secret of the tests"), deadline_s=5, refuse_uncovered=True)
+        self.decider.enforce(policies)
 
     def enforce(self, policies: PolicySet) -> Self:
         """Go by other policies from now on."""
-        self._decider.enforce(policies)
+        self.decider.enforce(policies)
         return self
 
     async def ask(
@@ -49,7 +49,7 @@ class Traffic:
     ) -> bool:
         """One request that does some work, if it may, and says that it took so long."""
         request = AcquireRequest(descriptor=dict(descriptor), namespace=namespace, criticality=criticality)
-        decision = await self._decider.acquire(request)
+        decision = await self.decider.acquire(request)
         if isinstance(decision, Refused):
             self.refused += 1
             return False
@@ -57,8 +57,30 @@ class Traffic:
         self.admissions.append((asyncio.get_running_loop().time(), work))
         self.work += work
         self.charged = decision.charged
-        await self._decider.settle(SettleRequest(reservation=decision.reservation, work=work, latency_ms=latency_ms))
+        await self.decider.settle(SettleRequest(reservation=decision.reservation, work=work, latency_ms=latency_ms))
         return True
+
+    async def do(
+        self,
+        descriptor: Mapping[str, str],
+        work: Callable[[], Awaitable[None]],
+        *,
+        criticality: Criticality | None = None,
+    ) -> bool:
+        """One request that does something real, if it may; how long that took, the reservation knows (Q8)."""
+        decision = await self.decider.acquire(AcquireRequest(descriptor=dict(descriptor), criticality=criticality))
+        if isinstance(decision, Refused):
+            self.refused += 1
+            return False
+        self.granted += 1
+        await work()
+        await self.decider.settle(SettleRequest(reservation=decision.reservation, work=1.0))
+        return True
+
+    async def hold(self, descriptor: Mapping[str, str], *, work: float) -> bool:
+        """One request that is never settled; whether it was granted."""
+        decision = await self.decider.acquire(AcquireRequest(descriptor=dict(descriptor), work=work))
+        return not isinstance(decision, Refused)
 
     @asynccontextmanager
     async def flowing(

@@ -1,8 +1,10 @@
-"""What management routes answer, as types: the routes build these, and the OpenAPI document describes them."""
+"""The answers of management routes as types: the routes build these, and the OpenAPI document describes them."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
+
+from limiter.model.bucket.contract import StateName
 
 Json = dict[str, Any]
 
@@ -34,7 +36,7 @@ class KeptEntry(Entry):
 
 
 class AppliedSet(TypedDict):
-    """What applying a set changed, or would change."""
+    """The changes that applying a set made, or would make."""
 
     revision: int
     dry_run: bool
@@ -122,7 +124,7 @@ class AcknowledgedLoss(TypedDict):
 
 
 class LossStatus(TypedDict):
-    """Whether the store lost its policies."""
+    """Losses of policies: the one that is not acknowledged, and the last one that is."""
 
     lost: bool
     loss: NotRequired[Loss]
@@ -130,7 +132,7 @@ class LossStatus(TypedDict):
 
 
 class LossAcknowledged(TypedDict):
-    """Whether there was a loss to acknowledge."""
+    """The result of acknowledging a loss."""
 
     acknowledged: bool
 
@@ -140,16 +142,19 @@ class ClassState(TypedDict):
 
     refused_share: float
     rate: float
+    limit: float
+    asked: float
     refused: float
     timed: float
-    missed: float
+    late: float
 
 
 class OverloadState(TypedDict):
-    """What overload control does to a bucket."""
+    """The state of overload control for a bucket."""
 
     quality: float
     overloaded: bool
+    state: StateName
     classes: dict[str, ClassState]
 
 
@@ -171,6 +176,9 @@ class Bucket(TypedDict):
     work_settled: float
     settles: float
     uncollected: float
+    second_attempts: int
+    further_attempts: int
+    in_flight: NotRequired[float]
     overload: NotRequired[OverloadState]
 
 
@@ -216,10 +224,16 @@ class OverloadStep(TypedDict):
 
 
 class OverloadReasoning(TypedDict):
-    """What overload control does to a bucket, and why."""
+    """The state of overload control for a bucket, and why."""
 
+    state: Literal["calm", "degraded", "recovering", "overloaded"]
     overloaded: bool
     quality: float
+    in_flight: float | None
+    limits: dict[str, float | None]
+    target_ms: float | None
+    late_share: float | None
+    percentile_ms: float | None
     refused_shares: dict[str, float]
     rates: dict[str, float | None]
     steps: list[OverloadStep]
@@ -278,6 +292,13 @@ class Health(TypedDict):
     status: str
 
 
+class Load(TypedDict):
+    """How busy a process is."""
+
+    load: float
+    waiting: int
+
+
 class Readiness(TypedDict):
     """The node is ready for traffic."""
 
@@ -299,5 +320,5 @@ class NotReady(TypedDict):
 
 ANSWERS: list[Any] = [
     PolicyList, AppliedSet, CheckedSet, PolicyHistory, AuditPage, NamespaceList, LossStatus, LossAcknowledged,
-    BucketPage, ControllerPage, UncoveredList, Health, Readiness, NotReady,
+    BucketPage, ControllerPage, UncoveredList, Health, Load, Readiness, NotReady,
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""`/docs`: the OpenAPI document to read and to try, with Swagger UI.
+"""`/docs`: the OpenAPI document with Swagger UI.
 
-Its files come with a package that is pinned and installed like any other: a page that fetched them from a CDN would
-not work where there is no way out, and would trust somebody else with the keys that people type into it.
+Its files come with a package that is pinned and installed like any other: a page that fetched them from a CDN would not
+work without internet access, and would trust a third party with the keys that people type into it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.responses import FileResponse
 
 router = APIRouter(include_in_schema=False)
 
-# Addresses are relative, so that it works below a prefix too.
+# Addresses are relative, so that the page works below a prefix, too.
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -44,19 +44,19 @@ _ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascrip
 
 @router.get("/docs")
 async def docs() -> Response:
-    """The page."""
+    """Return the page."""
     return Response(PAGE, media_type="text/html", headers={"content-security-policy": SECURITY})
 
 
 @router.get("/docs/start.js")
 async def start() -> Response:
-    """What begins it."""
+    """Return the script that starts Swagger UI."""
     return Response(START, media_type="text/javascript")
 
 
 @router.get("/docs/{name}")
 async def asset(name: str) -> Response:
-    """One of Swagger UI's files."""
+    """Return one of Swagger UI's files."""
     if name not in _ASSETS:
         raise HTTPException(404)
     return FileResponse(_STATIC / name, media_type=_ASSETS[name])

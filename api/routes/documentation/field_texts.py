@@ -1,4 +1,4 @@
-"""What each field of a request and an answer means, with an example, for the OpenAPI document.
+"""A description and an example of each field of requests and answers, for the OpenAPI document.
 
 Fields of policies have theirs in `api.routes.documentation.policy_texts`.
 """
@@ -28,8 +28,11 @@ SCHEMA_TEXTS: dict[str, str] = {
     "Namespace": "How a namespace is divided into partitions.",
     "Quota": "An absolute limit over a calendar period.",
     "Steering": "How the controller moves the cap of a bucket that counts requests.",
+    "Smoothing": "The weight of the newest sample in each average that steers a cap.",
+    "Auto": "When a bucket of mechanism auto counts requests.",
     "Learning": "How a learned charge follows the real work.",
     "Block": "Denies a key for a time after too many refusals.",
+    "Local": "Whether holders of leases may decide by themselves, each on its part of the limit.",
     "Overload": "Refuses requests while the service behind them is overloaded.",
     "Expectations": "Overload control by how soon callers expect answers.",
     "ResponseTime": "Overload control by a percentile of response times.",
@@ -42,41 +45,64 @@ SCHEMA_TEXTS: dict[str, str] = {
     "PolicySetRequest": "A whole set of policies and namespaces, and how to apply it.",
     "RollbackRequest": "Which revision to go back to.",
 }
-"""What a schema as a whole is, where its own docstring is for developers."""
+"""Descriptions of schemas whose own docstring is for developers."""
 
-FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
-    "AcquireRequest": {
-        "descriptor": (
-            "Who asks for what: a map of text, each entry a dimension that policies can match and split by.",
-            {"service": "orders", "operation": "read", "customer": "c1"},
-        ),
-        "namespace": ("The namespace whose policies apply.", "default"),
-        "work": ("Your estimate of the work, in units. Without it each policy's own charge applies.", 3),
-        "criticality": ("The class of the request. It is lowered to what policies and the API key allow.", "critical"),
-        "expected_latency_ms": (
-            "How soon you expect the answer of the protected service, for policies with `expectations`.",
-            200,
-        ),
-        "attempt": ("Which attempt this is: 1 for the first, 2 for the first retry.", 1),
-        "ttl_ms": ("How long the reservation may stay open before a settle is late. Progress renews it.", 60000),
-        "dry_run": ("Return the decision without charging anything.", False),
-    },
+Texts = dict[str, tuple[str, Any]]
+"""Description and example by field."""
+
+_ACQUIRE: Texts = {
+    "descriptor": (
+        "Who asks for what: a map of text, each entry a dimension that policies can match and split by.",
+        {"service": "orders", "operation": "read", "customer": "c1"},
+    ),
+    "namespace": ("The namespace whose policies apply.", "default"),
+    "work": ("Your estimate of the work, in units. Without it each policy's own charge applies.", 3),
+    "criticality": ("The class of the request. It is lowered to what policies and the API key allow.", "critical"),
+    "expected_latency_ms": (
+        "How soon you expect the answer of the protected service, for policies with `expectations`.",
+        200,
+    ),
+    "attempt": ("Which attempt this is: 1 for the first, 2 for the first retry.", 1),
+    "ttl_ms": ("How long the reservation may stay open before a settle is late. Progress renews it.", 60000),
+    "dry_run": ("Return the decision without charging anything.", False),
+}
+_SETTLE: Texts = {
+    "reservation": ("The token from the answer to the acquire, unchanged.", "AmnKZ2V4YW1wbGU"),
+    "work": ("The work really done, in units. With `final: false`, the total so far.", 12),
+    "final": ("False reports progress: what is new is debited, and the reservation stays open.", True),
+    "latency_ms": ("How long the protected service took. Overload control goes by it.", 34.5),
+    "outcome": ("How the request ended, such as `ok`, `error` or `timeout`.", "ok"),
+}
+_REVISION: Texts = {
+    "revision": ("The number of the change.", 9),
+    "when": ("When it was made (ISO 8601, UTC).", "2026-11-18T03:12:44.120+00:00"),
+    "who": ("The API key, or the user of the command line, that made it.", "ada"),
+    "action": ("What was done, such as `put`, `patch`, `delete`, `rollback` or `apply`.", "put"),
+    "owner": ("The owner after the change; null if it was removed, or before there were owners.", "api"),
+    "before": (
+        "The document before; null if there was none.",
+        {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 50, "capacity": 50},
+    ),
+    "after": (
+        "The document after; null if it was removed.",
+        {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50},
+    ),
+}
+LOSS_EXAMPLE: dict[str, Any] = {
+    "when": "2026-11-18T03:12:44.120+00:00",
+    "last": "2026-11-18T03:12:44.120+00:00",
+    "times": 1,
+    "revision_before": 41,
+    "revision_after": 0,
+    "policies": [{"namespace": "default", "name": "orders-reads"}],
+    "more": 0,
+}
+
+FIELD_TEXTS: dict[str, Texts] = {
+    "AcquireRequest": _ACQUIRE,
     "AcquireOperation": {
         "op": ("Which operation this is.", "acquire"),
-        "descriptor": (
-            "Who asks for what: a map of text, each entry a dimension that policies can match and split by.",
-            {"service": "orders", "operation": "read", "customer": "c1"},
-        ),
-        "namespace": ("The namespace whose policies apply.", "default"),
-        "work": ("Your estimate of the work, in units. Without it each policy's own charge applies.", 3),
-        "criticality": ("The class of the request. It is lowered to what policies and the API key allow.", "critical"),
-        "expected_latency_ms": (
-            "How soon you expect the answer of the protected service, for policies with `expectations`.",
-            200,
-        ),
-        "attempt": ("Which attempt this is: 1 for the first, 2 for the first retry.", 1),
-        "ttl_ms": ("How long the reservation may stay open before a settle is late. Progress renews it.", 60000),
-        "dry_run": ("Return the decision without charging anything.", False),
+        **_ACQUIRE,
         "idempotency_key": (
             (
                 "As the header `Idempotency-Key` of a single acquire: the same key gets the same decision and is "
@@ -85,20 +111,10 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             "order-17",
         ),
     },
-    "SettleRequest": {
-        "reservation": ("The token from the answer to the acquire, unchanged.", "AmnKZ2V4YW1wbGU"),
-        "work": ("The work really done, in units. With `final: false`, the total so far.", 12),
-        "final": ("False reports progress: what is new is debited, and the reservation stays open.", True),
-        "latency_ms": ("How long the protected service took. Overload control goes by it.", 34.5),
-        "outcome": ("How the request ended, such as `ok`, `error` or `timeout`.", "ok"),
-    },
+    "SettleRequest": _SETTLE,
     "SettleOperation": {
         "op": ("Which operation this is.", "settle"),
-        "reservation": ("The token from the answer to the acquire, unchanged.", "AmnKZ2V4YW1wbGU"),
-        "work": ("The work really done, in units. With `final: false`, the total so far.", 12),
-        "final": ("False reports progress: what is new is debited, and the reservation stays open.", True),
-        "latency_ms": ("How long the protected service took. Overload control goes by it.", 34.5),
-        "outcome": ("How the request ended, such as `ok`, `error` or `timeout`.", "ok"),
+        **_SETTLE,
     },
     "BatchRequest": {
         "operations": (
@@ -136,7 +152,10 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "status": ("The HTTP status that the single call would have.", 200),
     },
     "SignalRequest": {
-        "policy": ("The policy whose service reports.", "orders-reads"),
+        "policy": (
+            "The policy whose service reports. Without it the report is for all policies of the namespace.",
+            "orders-reads",
+        ),
         "source": ("Who reports, such as a host name. Its next report replaces this one.", "host-1"),
         "signals": (
             "Loads by name, each in the unit of the policy's target for it.",
@@ -149,7 +168,10 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         ),
     },
     "SignalsTaken": {
-        "bucket": ("The bucket that the report is for; the policy's name if it is for all of them.", "orders-reads"),
+        "bucket": (
+            "The bucket that the report is for; the policy's name if it is for all of them; `*` for the namespace.",
+            "orders-reads",
+        ),
         "partitions": ("The number of partitions that keep the report.", 1),
         "signals": ("The loads as they were taken.", {"cpu": 0.93}),
     },
@@ -169,6 +191,14 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         ),
         "degraded": ("True if this was decided without the store.", False),
         "covered": ("False if no policy covers the request: nothing was charged and nothing limits it.", True),
+        "state": (
+            "Only present with overload control: calm, degraded, recovering or overloaded.",
+            "calm",
+        ),
+        "refused_share": (
+            "Only present with overload control: the share of this class's requests that it refuses, from 0 to 1.",
+            0.0,
+        ),
     },
     "Limit": {
         "policy": ("The policy's name.", "orders-reads"),
@@ -205,6 +235,14 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "violated-policies": ("The policies that refused.", ["orders-reads"]),
         "degraded": ("Only present if true: decided without the store.", True),
         "overloaded": ("Only present if true: the protected service is overloaded; slow down.", True),
+        "state": (
+            "Only present with overload control: calm, degraded, recovering or overloaded.",
+            "overloaded",
+        ),
+        "refused_share": (
+            "Only present with overload control: the share of this class's requests that it refuses, from 0 to 1.",
+            0.4,
+        ),
     },
     "SettledAnswer": {
         "work": ("The work that counts: of this settle, or of the first one if this is a duplicate.", 12.0),
@@ -228,6 +266,7 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "status": ("The HTTP status.", 422),
         "detail": ("What happened, for people.", "work: found -1; allowed: a number from 0 to 9007199254740992"),
         "reason": ("What happened, for programs.", "invalid"),
+        "retry": ("`now`: another node may have time; `after`: ask again later.", "after"),
         "policy": ("The policy concerned, if it is one.", "orders-reads"),
         "retry_after_ms": ("When to try again, in milliseconds, if that may help.", 1000),
         "errors": (
@@ -328,21 +367,7 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
     "RollbackRequest": {
         "revision": ("A revision from the policy's history.", 7),
     },
-    "Revision": {
-        "revision": ("The number of the change.", 9),
-        "when": ("When it was made (ISO 8601, UTC).", "2026-11-18T03:12:44.120+00:00"),
-        "who": ("The API key, or the user of the command line, that made it.", "ada"),
-        "action": ("What was done, such as `put`, `patch`, `delete`, `rollback` or `apply`.", "put"),
-        "owner": ("The owner after the change; null if it was removed, or before there were owners.", "api"),
-        "before": (
-            "The document before; null if there was none.",
-            {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 50, "capacity": 50},
-        ),
-        "after": (
-            "The document after; null if it was removed.",
-            {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50},
-        ),
-    },
+    "Revision": _REVISION,
     "PolicyHistory": {
         "policy": ("The policy's name.", "orders-reads"),
         "namespace": ("Its namespace.", "default"),
@@ -389,18 +414,7 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
     },
     "LossStatus": {
         "lost": ("True from a loss until somebody acknowledges it.", True),
-        "loss": (
-            "The loss that nobody has acknowledged yet.",
-            {
-                "when": "2026-11-18T03:12:44.120+00:00",
-                "last": "2026-11-18T03:12:44.120+00:00",
-                "times": 1,
-                "revision_before": 41,
-                "revision_after": 0,
-                "policies": [{"namespace": "default", "name": "orders-reads"}],
-                "more": 0,
-            },
-        ),
+        "loss": ("The loss that nobody has acknowledged yet.", LOSS_EXAMPLE),
         "acknowledged": (
             "The last loss that was acknowledged.",
             {
@@ -422,18 +436,31 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "acknowledged": ("False if there was no loss to acknowledge.", True),
     },
     "ClassState": {
-        "refused_share": ("The share of the class's requests that is refused, from 0 to 1.", 0.4),
+        "refused_share": ("The share of the class's requests that is refused, from 0 to 1: set, or measured.", 0.4),
         "rate": ("Requests per second that the class may send; 0 if not limited.", 0.0),
+        "limit": ("In flight, from which on the class is refused; 0 if not limited.", 0.0),
+        "asked": ("Requests of the class.", 352.0),
         "refused": ("Requests of the class refused by overload control.", 12.0),
-        "timed": ("Settles of the class that reported a response time.", 340.0),
-        "missed": ("Settles of the class that came later than expected.", 17.0),
+        "timed": ("Settles of the class; each has taken a known time.", 340.0),
+        "late": ("Settles of the class that took longer than its target.", 17.0),
     },
     "OverloadState": {
         "quality": ("How good answers should be, from 0 to 1.", 1.0),
         "overloaded": ("True while callers are asked to slow down.", True),
+        "state": ("How the protected service fares: calm, degraded, recovering or overloaded.", "overloaded"),
         "classes": (
             "The state of each class.",
-            {"sheddable": {"refused_share": 0.4, "rate": 0.0, "refused": 12.0, "timed": 340.0, "missed": 17.0}},
+            {
+                "sheddable": {
+                    "refused_share": 0.4,
+                    "rate": 0.0,
+                    "limit": 0.0,
+                    "asked": 352.0,
+                    "refused": 12.0,
+                    "timed": 340.0,
+                    "late": 17.0,
+                }
+            },
         ),
     },
     "Bucket": {
@@ -455,15 +482,18 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "work_settled": ("Units reported by settles since it began.", 3512.0),
         "settles": ("Final settles since it began.", 1090.0),
         "uncollected": ("Work beyond `max_debt` since it began.", 0.0),
+        "second_attempts": ("Requests since it began that said they were tried for the second time.", 40),
+        "further_attempts": ("Requests since it began that were tried more often than that.", 8),
+        "in_flight": ("Reservations that are open; absent where they are not counted.", 3.0),
         "overload": (
             "What overload control does to it; absent without an `overload` block.",
-            {"quality": 1.0, "overloaded": False, "classes": {}},
+            {"quality": 1.0, "overloaded": False, "state": "calm", "classes": {}},
         ),
     },
     "BucketPage": {
         "buckets": ("The buckets of this page.", []),
         "cursor": ("Send it as `cursor` to get the next page; empty on the last one.", "c:17"),
-        "unreadable": ("Keys whose value is not a bucket of ours.", []),
+        "unreadable": ("Keys whose value is not a readable bucket.", []),
     },
     "Owner": {
         "controller": ("The controller's name.", "host-17-a1b2c3"),
@@ -496,13 +526,25 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "sentence": ("The same in words.", "12 % missed 200 ms (threshold 5 %): M 10 → 20"),
     },
     "OverloadReasoning": {
+        "state": ("How the bucket fares: `calm`, `degraded`, `recovering` or `overloaded`.", "overloaded"),
         "overloaded": ("True while callers are asked to slow down.", True),
         "quality": ("How good answers should be, from 0 to 1.", 1.0),
+        "in_flight": ("Requests that were granted and are not settled; null if they are not counted.", 37.0),
+        "limits": (
+            "How many requests of all classes may be in flight before a class is refused; null if not limited.",
+            {"critical": 38.0, "sheddable": 34.0},
+        ),
+        "target_ms": ("The target of response times; null without one.", 1000.0),
+        "late_share": ("The share of recent answers that were late, from 0 to 1; null without a measurement.", 0.11),
+        "percentile_ms": ("The percentile of recent response times; null if the policy keeps no histogram.", 984.0),
         "refused_shares": (
             "The share of each class that is refused, from 0 to 1.",
             {"critical": 0.2, "sheddable": 0.8},
         ),
-        "rates": ("Requests per second of each class; null if not limited.", {"critical": None, "sheddable": 12.5}),
+        "rates": (
+            "Requests per second of each class, by the published rules; null if not limited.",
+            {"critical": None, "sheddable": 12.5},
+        ),
         "steps": ("The last steps, oldest first.", []),
     },
     "SteeredBucket": {
@@ -530,7 +572,7 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         ),
         "buckets": ("The steered buckets of this page.", []),
         "cursor": ("Send it as `cursor` to get the next page; empty on the last one.", ""),
-        "unreadable": ("Keys whose value is not a bucket of ours.", []),
+        "unreadable": ("Keys whose value is not a readable bucket.", []),
     },
     "UncoveredRequests": {
         "namespace": ("The namespace that the requests name.", "ordres"),
@@ -551,6 +593,13 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
     },
     "Health": {
         "status": ("Always `ok`.", "ok"),
+    },
+    "Load": {
+        "load": (
+            "The share of one processor that this process used in the last second: at 1.0 it cannot do more.",
+            0.42,
+        ),
+        "waiting": ("The number of operations that wait for the store.", 3),
     },
     "Readiness": {
         "status": ("Always `ready`.", "ready"),
@@ -575,18 +624,6 @@ FIELD_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "kind": ("`policy` or `namespace`.", "policy"),
         "namespace": ("The namespace; null for entries that have none.", "default"),
         "name": ("The name of the policy or namespace.", "orders-reads"),
-        "revision": ("The number of the change.", 9),
-        "when": ("When it was made (ISO 8601, UTC).", "2026-11-18T03:12:44.120+00:00"),
-        "who": ("The API key, or the user of the command line, that made it.", "ada"),
-        "action": ("What was done, such as `put`, `patch`, `delete`, `rollback` or `apply`.", "put"),
-        "owner": ("The owner after the change; null if it was removed, or before there were owners.", "api"),
-        "before": (
-            "The document before; null if there was none.",
-            {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 50, "capacity": 50},
-        ),
-        "after": (
-            "The document after; null if it was removed.",
-            {"name": "orders-reads", "match": {"service": "orders"}, "per": ["customer"], "rate": 100, "capacity": 50},
-        ),
+        **_REVISION,
     },
 }

@@ -1,4 +1,4 @@
-"""The OpenAPI document: schemas from the types that decode and encode, so that it is true, with words and examples."""
+"""The OpenAPI document: schemas from the types that decode and encode, with descriptions and examples."""
 
 from __future__ import annotations
 
@@ -13,9 +13,27 @@ from fastapi.responses import PlainTextResponse
 from api.data.decode import BatchRequest
 from api.data.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
 from api.routes.documentation.answers import ANSWERS
-from api.routes.documentation.field_texts import FIELD_TEXTS, SCHEMA_TEXTS
+from api.routes.documentation.field_texts import FIELD_TEXTS, LOSS_EXAMPLE, SCHEMA_TEXTS
+from api.routes.documentation.lease_texts import (
+    LEASE_EXAMPLE,
+    LEASE_SCHEMA_TEXTS,
+    LEASE_TEXTS,
+    LENT_EXAMPLE,
+    LISTED_EXAMPLE,
+    RENEW_EXAMPLE,
+    RETURN_EXAMPLE,
+)
 from api.routes.documentation.policy_texts import POLICY_TEXTS
 from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest, SignalsTaken
+from limiter.model.bucket.lease_contract import (
+    LeaseList,
+    LeaseRequest,
+    Lent,
+    RenewRequest,
+    Returned,
+    ReturnRequest,
+    Revoked,
+)
 from limiter.model.numbers import NUMBER_MAX
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_set import Namespace
@@ -23,12 +41,12 @@ from limiter.model.policy.policy_set import Namespace
 REF = "#/components/schemas/{name}"
 STRUCTS = [
     AcquireRequest, SettleRequest, BatchRequest, SignalRequest, GrantedAnswer, RefusedAnswer, SettledAnswer,
-    SignalsTaken, Problem, *ANSWERS,
+    SignalsTaken, Problem, LeaseRequest, RenewRequest, ReturnRequest, Lent, Returned, LeaseList, Revoked, *ANSWERS,
 ]  # fmt: skip
 
 
 def describe(app: FastAPI) -> None:
-    """Have an application tell of itself with the schemas of this module."""
+    """Make an application use the document of this module."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -44,17 +62,18 @@ def _document(app: FastAPI) -> dict[str, Any]:
     components.setdefault("schemas", {}).update(_schemas())
     scheme = "An API key, where keys are configured: `Authorization: Bearer <key>`."
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": scheme}}
-    for name in ("HTTPValidationError", "ValidationError"):  # the framework's own, which no route answers
+    for name in ("HTTPValidationError", "ValidationError"):  # the framework's own schemas, which no route answers with
         components["schemas"].pop(name, None)
     document["security"] = [{"key": []}, {}]
     for path, operations in document["paths"].items():
-        thing = "namespace" if "namespaces" in path else "policy"
+        thing = "name of the namespace" if "namespaces" in path else "name of the policy"
+        thing = "id of the lease" if "leases" in path else thing
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path":
-                    parameter["description"] = f"The name of the {thing}."
+                    parameter["description"] = f"The {thing}."
     for content in document["paths"]["/v1/policies/{name}"]["patch"]["requestBody"]["content"].values():
-        content["example"] = _PATCH  # put in here, as the framework drops every null
+        content["example"] = _PATCH  # set here, as the framework drops every null
     return document
 
 
@@ -64,7 +83,7 @@ def _schemas() -> dict[str, Any]:
     schemas.update(policy.pop("$defs", {}))
     schemas["Policy"] = policy
     schemas["Namespace"] = Namespace.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas["Namespace"].pop("$defs", None)  # among those of a policy
+    schemas["Namespace"].pop("$defs", None)  # they are among those of a policy
     schemas["PolicySetRequest"] = _SET
     schemas["RollbackRequest"] = _ROLLBACK_BODY
     schemas["BatchResult"] = _BATCH_RESULT
@@ -76,10 +95,11 @@ def _schemas() -> dict[str, Any]:
 
 
 def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema with what it and each of its fields mean, and an example of each, in the order they are explained."""
-    if name in SCHEMA_TEXTS:
-        schema = schema | {"description": SCHEMA_TEXTS[name]}
-    texts = POLICY_TEXTS.get(name) or FIELD_TEXTS.get(name, {})
+    """Return a schema with descriptions and examples of it and its fields, in the order of the descriptions."""
+    described = SCHEMA_TEXTS.get(name) or LEASE_SCHEMA_TEXTS.get(name)
+    if described is not None:
+        schema = schema | {"description": described}
+    texts = POLICY_TEXTS.get(name) or LEASE_TEXTS.get(name) or FIELD_TEXTS.get(name, {})
     known = schema.get("properties", {})
     fields = {
         field: known[field] | {"description": _sentence(meaning), "examples": [example]}
@@ -90,7 +110,7 @@ def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sentence(meaning: str) -> str:
-    """The words of a table's cell as a sentence."""
+    """Return the text of a table's cell as a sentence."""
     return meaning[:1].upper() + meaning[1:].removesuffix(".") + "."
 
 
@@ -119,7 +139,7 @@ def _problem(description: str, name: str = "Problem", *examples: Any) -> dict[st
 
 
 def _failed(status: int, reason: str, description: str, detail: str, **more: Any) -> dict[str, Any]:
-    """An error with an example of its body."""
+    """Return an error with an example of its body."""
     title = HTTPStatus(status).phrase
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail, "reason": reason, **more}
     return _problem(description, "Problem", body)
@@ -292,6 +312,55 @@ SIGNALS: dict[str, Any] = {
     },
     "openapi_extra": _body("SignalRequest", of_all=_REPORT, of_one=_REPORT | {"key": {"customer": "c1"}}),
 }
+_NO_LEASE = _failed(
+    404, "lease_unknown", "The lease is unknown or long over", "this lease ended long ago; begin another"
+)
+_OVER = _failed(
+    409,
+    "lease_outdated",
+    "A larger number was answered before, or the lease was given back or revoked",
+    "a request with a larger number was answered before; nothing was done",
+)
+_NOT_ALLOWED = _failed(
+    403,
+    "local_not_allowed",
+    "A policy lends no part of its limit, or this API key may not do that",
+    "orders-reads lends no part of its limit; set local.allowed in the policy, or ask each time",
+    policy="orders-reads",
+)
+LEASE: dict[str, Any] = {
+    "responses": {**_COMMON, 200: _answer("Lent", "Lent", LENT_EXAMPLE), 403: _NOT_ALLOWED, 409: _OVER},
+    "openapi_extra": _body("LeaseRequest", first=LEASE_EXAMPLE),
+}
+LEASE_RENEW: dict[str, Any] = {
+    "responses": {
+        **_COMMON,
+        200: _answer("Lent", "Lent", LENT_EXAMPLE | {"number": 2}),
+        403: _NOT_ALLOWED,
+        404: _NO_LEASE,
+        409: _OVER,
+    },
+    "openapi_extra": _body("RenewRequest", second=RENEW_EXAMPLE),
+}
+LEASE_RETURN: dict[str, Any] = {
+    "responses": {
+        **_COMMON,
+        200: _answer("Given back", "Returned", {"id": "0-5d0f1c3a", "returned": True}),
+        403: _NOT_ALLOWED,
+        404: _NO_LEASE,
+        409: _OVER,
+    },
+    "openapi_extra": _body("ReturnRequest", last=RETURN_EXAMPLE),
+}
+LEASES: dict[str, Any] = {"responses": {200: _answer("The leases", "LeaseList", LISTED_EXAMPLE), **_READ}}
+LEASE_DELETE: dict[str, Any] = {
+    "responses": {
+        200: _answer("Revoked", "Revoked", {"id": "0-5d0f1c3a", "expires_in_ms": 2700}),
+        **_READ,
+        404: _NO_LEASE,
+        409: _OVER,
+    }
+}
 _NAMESPACE_ASKED = {
     "name": "namespace",
     "in": "query",
@@ -449,17 +518,11 @@ AUDIT: dict[str, Any] = {
     "responses": {200: _answer("A page of changes", "AuditPage", {"changes": [_CHANGE], "cursor": "9.1"}), **_READ},
     **_ONLY,
 }
-_LOSS = {
-    "when": "2026-11-18T03:12:44.120+00:00",
-    "last": "2026-11-18T03:12:44.120+00:00",
-    "times": 1,
-    "revision_before": 41,
-    "revision_after": 0,
-    "policies": [{"namespace": "default", "name": "orders-reads"}],
-    "more": 0,
-}
 LOSS: dict[str, Any] = {
-    "responses": {200: _answer("Whether policies were lost", "LossStatus", {"lost": True, "loss": _LOSS}), **_READ}
+    "responses": {
+        200: _answer("Whether policies were lost", "LossStatus", {"lost": True, "loss": LOSS_EXAMPLE}),
+        **_READ,
+    }
 }
 LOSS_ACKNOWLEDGE: dict[str, Any] = {
     "responses": {
@@ -502,8 +565,14 @@ _STEERED = {
                 }
             ],
             "overload": {
+                "state": "overloaded",
                 "overloaded": True,
                 "quality": 1.0,
+                "in_flight": 37.0,
+                "limits": {"critical_plus": 38.0, "critical": 38.0, "sheddable_plus": 34.2, "sheddable": 34.2},
+                "target_ms": 1000.0,
+                "late_share": 0.11,
+                "percentile_ms": 984.0,
                 "refused_shares": {"critical_plus": 0.0, "critical": 0.2, "sheddable_plus": 0.4, "sheddable": 0.8},
                 "rates": {"critical_plus": 900.0, "critical": 240.0, "sheddable_plus": 12.0, "sheddable": 0.05},
                 "steps": [
@@ -552,6 +621,7 @@ METRICS: dict[str, Any] = {
     },
 }
 HEALTH: dict[str, Any] = {"responses": {200: _answer("Alive", "Health", {"status": "ok"})}}
+LOAD: dict[str, Any] = {"responses": {200: _answer("How busy it is", "Load", {"load": 0.42, "waiting": 3})}}
 READY: dict[str, Any] = {
     "responses": {
         200: _answer("Ready", "Readiness", {"status": "ready", "warnings": []}),

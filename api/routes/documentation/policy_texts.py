@@ -1,6 +1,6 @@
-"""What each field of a policy and of a namespace means, with an example, for the OpenAPI document.
+"""A description and an example of each field of a policy and of a namespace, for the OpenAPI document.
 
-The words are those of docs/policies.md; a test holds the two together.
+The texts are those of docs/policies.md; a test compares the two.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "burst": (
             (
                 "the most request tokens that a bucket that counts requests holds: a number, a time at the cap, "
-                "or a share of a second's requests"
+                "or a share of a second's requests. With `mechanism: auto`, the time that `capacity` is worth "
+                "unless given"
             ),
             3,
         ),
@@ -91,17 +92,36 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             -20,
         ),
         "charge": (
-            "what an acquire without `work` is charged",
+            "what an acquire without `work` is charged. With `mechanism: auto`, `learned` unless given",
             "learned",
         ),
         "learning": (
             "how a learned charge follows the real work; only with `charge: learned`",
             {"target": "p90"},
         ),
+        "learn_by": (
+            (
+                "a charge is learned separately for each combination of their values within a bucket: up to 16 of "
+                "them, the others share one"
+            ),
+            ["operation"],
+        ),
+        "work_unit": (
+            (
+                "how much of the caller's own measure is one unit of work: `work` of acquires, progress and "
+                "settles is divided by it, before weights. Answers are in units of work; only `work` of a settle's "
+                "answer is as it was reported"
+            ),
+            2048,
+        ),
+        "round": (
+            "with `work_unit`: whether parts of a unit count as a whole one",
+            "none",
+        ),
         "min_work": (
             (
-                "the least work of one request, an upper bound for the cap. Like `burst` and `steering`, only "
-                "with `mechanism: requests` or `auto`"
+                "the least work of one request: the cap is at most four times the rate divided by it. If not "
+                "given, it is measured. Like `burst` and `steering`, only with `mechanism: requests` or `auto`"
             ),
             1,
         ),
@@ -123,9 +143,22 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             ),
             "covered",
         ),
+        "in_flight": (
+            (
+                "how many reservations of a bucket may be open at once. A settle frees its place at once; a "
+                "reservation that is not settled frees it after its time to live and within twice the longest one "
+                "of the bucket, and progress renews it. If the limit is divided over partitions, each has its share "
+                "of the places, at least one. Refusals: `reason: in_flight`"
+            ),
+            20,
+        ),
         "block": (
             "denies a key for a time after too many refusals: 403, `reason: blocked`",
             {"after": 100, "in": "1m", "for": "10m"},
+        ),
+        "local": (
+            "whether holders of leases may decide by themselves, each on its part of this limit",
+            {"allowed": True},
         ),
         "max_debt": (
             (
@@ -140,8 +173,11 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             "2s",
         ),
         "settle_threshold": (
-            "a settle that differs from the charge by no more than this changes nothing",
-            "10%",
+            (
+                "a settle that differs from the charge by no more than this changes nothing; `{debit: …, refund: …}` "
+                "for each side separately"
+            ),
+            {"debit": 0, "refund": "10%"},
         ),
         "reserve": (
             "the balance that a request of the class needs; below zero it may borrow",
@@ -151,8 +187,8 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             (
                 "units of this limit per unit of work. Values that are not listed weigh 1; weights of several "
                 "dimensions multiply. Under a cap of requests (`mechanism: requests`, and `auto` while it counts "
-                "requests) a request of weight 3 takes three tokens, and counts as three requests in the bucket's "
-                "statistics"
+                "requests) a request of weight 3 takes three tokens; with either mechanism it counts as three "
+                "requests in the bucket's statistics"
             ),
             {"operation": {"read": 1, "write": 3}},
         ),
@@ -211,8 +247,18 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         ),
     },
     "Steering": {
+        "rules": (
+            (
+                "the rules by which the cap moves: ours, which also hold for requests that last seconds, or the "
+                "plain published ones. Both side by side"
+            ),
+            "published",
+        ),
         "initial": (
-            "the first cap: the rate, the rate divided by `max_work`, a share of the rate, or a number",
+            (
+                "the first cap: the rate, the rate divided by `max_work`, a share of the rate, or a number. With "
+                "`max_work`, `C/F` unless given"
+            ),
             "C",
         ),
         "lower_cycles": (
@@ -229,10 +275,65 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         ),
         "floor": (
             (
-                "the lowest cap. If neither `floor` nor `initial` is given, the floor is at most the first cap; a "
+                "the lowest cap, but never more than the rate divided by the largest work of a request, declared "
+                "or measured. If neither `floor` nor `initial` is given, the floor is at most the first cap; a "
                 "default `initial` is at least the floor"
             ),
             1,
+        ),
+        "cycle": (
+            "how often the cap moves, where that is less often than the controller's own cycle",
+            "1s",
+        ),
+        "smoothing": (
+            "the weight of the newest sample in each average",
+            {"work_rate": 0.5},
+        ),
+        "auto": (
+            "when a bucket of `mechanism: auto` counts requests",
+            {"rate_high": 100},
+        ),
+    },
+    "Smoothing": {
+        "work_per_request": (
+            (
+                "the weight of the newest sample in the work per request, once requests contradict the mean "
+                "(`rules: published`: always)"
+            ),
+            0.5,
+        ),
+        "work_rate": (
+            "the weight of the newest sample in the work per second",
+            0.2,
+        ),
+        "rejection": (
+            "the weight of the newest sample in the share of refused requests",
+            0.5,
+        ),
+    },
+    "Auto": {
+        "rate_high": (
+            "requests become counted from this rate on",
+            100,
+        ),
+        "rate_low": (
+            "requests stay counted down to this rate",
+            40,
+        ),
+        "even": (
+            (
+                "requests become counted while neither their work nor their rate varies by more than this share "
+                "of the mean, over the last requests and over the last minute"
+            ),
+            0.3,
+        ),
+        "uneven": (
+            "requests stay counted up to this variation of the last requests",
+            0.6,
+        ),
+        "patience_s": (
+            "how long all of that must hold before requests become counted",
+            10,
         ),
     },
     "Learning": {
@@ -263,13 +364,34 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             "10m",
         ),
     },
+    "Local": {
+        "allowed": (
+            "whether parts of this limit are lent",
+            True,
+        ),
+        "bound": (
+            "the most units that all parts together may hold beyond the capacity",
+            "10%",
+        ),
+        "lease_s": (
+            "how long a part is lent; a holder renews it three times in that time",
+            5,
+        ),
+        "need": (
+            (
+                "a part of less capacity than this many requests is not lent: the holder asks for each request "
+                "instead. Twice this must fit into capacity and bound"
+            ),
+            2,
+        ),
+    },
     "Overload": {
         "expectations": (
             "refuses by class while callers wait longer than they expect",
             {"expected_latency_ms": 200, "threshold": "5%"},
         ),
         "response_time": (
-            "limits the admission rate so that a percentile of response times stays at a target",
+            "limits what is in flight so that a percentile of the response times stays at a target",
             {"target_ms": 1000, "percentile": 90},
         ),
         "utilisation": (
@@ -280,26 +402,59 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             "how readily each class is refused; by default 0, 1, 2 and 4 from `critical_plus` to `sheddable`",
             {"critical": 0.5},
         ),
+        "outcomes": (
+            "settles with one of these outcomes count as late, however fast they were",
+            ["error", "timeout"],
+        ),
+        "draw_by": (
+            (
+                "requests with the same values of these dimensions are admitted or refused together while a "
+                "throttle stands"
+            ),
+            ["session"],
+        ),
     },
     "Expectations": {
         "expected_latency_ms": (
-            "the expected response time, unless the request gives one",
+            "the expected response time, unless the request gives one; 0.1 to 3600000",
             500,
         ),
         "expected_by": (
-            "other defaults by client, operation or type; the first table that lists the request's value counts",
+            (
+                "other defaults by client, operation or type, or by class (`criticality`); the first table that "
+                "lists the request's value counts"
+            ),
             {"operation": {"report": 5000}},
+        ),
+        "expected_min_ms": (
+            "no request expects less, whatever it gives",
+            50,
         ),
         "mode": (
             (
-                "`damped`: large steps up, small steps down. `ideal`: the highest rate at which expectations are "
-                "just met"
+                "`damped`: large steps up, small steps down. `ideal`: M follows from the number of requests that "
+                "may be in flight"
             ),
             "ideal",
         ),
+        "rules": (
+            "`bounded`: no step moves more than a part of the requests. `published`: the plain published steps",
+            "published",
+        ),
         "threshold": (
-            "the share of late answers in the window above which the bucket is overloaded",
+            (
+                "the share of late answers in the window above which the bucket is overloaded; not with mode "
+                "`ideal`, unless by the published rules"
+            ),
             "10%",
+        ),
+        "ideal_target": (
+            "mode `ideal`: the share of answers that is to come in time",
+            "95%",
+        ),
+        "min_samples": (
+            "fewer answers than this say nothing",
+            50,
         ),
         "window_s": (
             "how far back answers count",
@@ -310,7 +465,7 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             0.5,
         ),
         "step_up": (
-            "the rise of M after an overloaded interval",
+            "the rise of M after an overloaded interval, at most",
             20,
         ),
         "step_down": (
@@ -326,17 +481,17 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             2,
         ),
         "ideal_band_ms": (
-            "mode `ideal`: the band in which the least slack is held",
+            "published rules, mode `ideal`: the band in which the least slack is held",
             [10, 50],
         ),
         "ideal_step": (
-            "mode `ideal`: the largest move of M while the bucket is not overloaded",
+            "published rules, mode `ideal`: the move of M while the bucket is not overloaded",
             0.1,
         ),
     },
     "ResponseTime": {
         "target_ms": (
-            "the target for `percentile` of the response times",
+            "the target for `percentile` of the response times, 0.1 to 3600000",
             300,
         ),
         "targets_ms": (
@@ -348,63 +503,79 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             False,
         ),
         "percentile": (
-            "the percentile that is held at the target",
+            "the percentile that is held at the target: with 90, one answer in ten may take longer",
             99,
         ),
+        "rules": (
+            ("`in_flight`: a limit on the requests in flight. `published`: a rate per class, by the published rules"),
+            "published",
+        ),
+        "initial": (
+            "rules `in_flight`: how many requests may be in flight until anything is known",
+            5,
+        ),
+        "in": (
+            "rules `in_flight`: whether a request in flight counts as one or as its charge",
+            "work",
+        ),
+        "percentiles": (
+            "whether the record keeps a histogram, so that the percentile is shown; 2912 bytes more",
+            True,
+        ),
         "nreq": (
-            "a class is adjusted after this many answers, or after `timeout_s`",
+            "published rules: a class is adjusted after this many answers, or after `timeout_s`",
             20,
         ),
         "timeout_s": (
-            "a class is adjusted after this time, or after `nreq` answers",
+            "published rules: a class is adjusted after this time, or after `nreq` answers",
             0.2,
         ),
         "alpha": (
-            "the weight of the old value in the smoothed percentile",
+            "published rules: the weight of the old value in the smoothed percentile",
             0.5,
         ),
         "err_d": (
-            "the rate is cut if the percentile is above the target by more than this share",
+            "published rules: the rate is cut if the percentile is above the target by more than this share",
             0.1,
         ),
         "err_i": (
-            "the rate is raised if the percentile is below the target by more than this share",
+            "published rules: the rate is raised if the percentile is below the target by more than this share",
             -0.3,
         ),
         "adj_d": (
-            "a cut divides the rate by this",
+            "published rules: a cut divides the rate by this",
             1.5,
         ),
         "adj_i": (
-            "a rate rises by `−(err − c_i) · adj_i` requests/s",
+            "published rules: a rate rises by `−(err − c_i) · adj_i` requests/s",
             6,
         ),
         "c_i": (
-            "see `adj_i`",
+            "published rules: see `adj_i`",
             0,
         ),
         "rate_min": (
-            "the lowest rate of a class",
+            "published rules: the lowest rate of a class",
             1,
         ),
         "rate_max": (
-            "the highest rate of a class",
+            "published rules: the highest rate of a class",
             500,
         ),
         "rate_initial": (
-            "the first rate of a class; `rate_max` unless given",
-            100,
+            "published rules: the first rate of a class",
+            20,
         ),
         "adjlo_d": (
-            "the rates of lower classes are divided by this when they yield",
+            "published rules: the rates of lower classes are divided by this when they yield",
             4,
         ),
         "lc_thresh": (
-            "how often a class waits while all lower ones are at their floor; then it is cut itself",
+            ("published rules: how often a class waits while all lower ones are at their floor; then it is cut itself"),
             5,
         ),
         "degrade": (
-            "whether `quality` is lowered before anybody is refused",
+            "whether `quality` is lowered before anybody is refused; with `only`, nobody is refused",
             True,
         ),
         "quality_min": (

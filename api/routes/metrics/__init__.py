@@ -1,1 +1,1 @@
-"""The answer to a scrape: what this process counted, and the buckets of policies that have only one."""
+"""The answer to a scrape: the counters of this process, and the buckets of policies without `per`."""

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. They tell of all namespaces, so a key that is bound to one does not open them."""
+"""Metrics for Prometheus. They cover all namespaces, so a key that is bound to one cannot read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process shows of itself when it is scraped: its own numbers, or those of all processes beside it."""
+"""The metrics of an API process: its own numbers, or those of all processes of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from limiter.metrics.readings import Reading, plain
 
 
 class NodeMetrics:
-    """The metrics of an API process. `directory`: where the processes of this machine leave theirs for each other."""
+    """The metrics of an API process. `directory` is where the processes of this machine share theirs."""
 
     def __init__(self, engine: Engine, plane: Plane, directory: Path | None) -> None:
         self._engine = engine
@@ -26,14 +26,14 @@ class NodeMetrics:
         self.shelf = None if directory is None else Shelf(directory, self._readings)
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
-        """The answer to a scrape, and its content type."""
+        """Return the answer to a scrape, and its content type."""
         named = await self._named.read()
         if self.shelf is not None:
             self.shelf.flush()
             own = None
         else:
-            own = list(exposition.families(self._readings()))  # here, and not in the thread: nobody counts meanwhile
-        # In a thread: to add up many processes' numbers takes milliseconds, in which decisions would wait.
+            own = list(exposition.families(self._readings()))  # not in the thread: nothing is counted meanwhile
+        # In a thread: adding up the numbers of many processes takes milliseconds, in which decisions would wait.
         return await asyncio.to_thread(self._encode, own, named, accept)
 
     def _encode(self, own: list[Metric] | None, named: list[Reading], accept: str) -> tuple[bytes, str]:
@@ -48,9 +48,10 @@ class NodeMetrics:
 
 
 def node(engine: Engine) -> Iterator[Reading]:
-    """What one API process knows of itself."""
+    """Yield the readings of one API process."""
     decider = engine.decider
     yield from readings.decisions(decider.decisions)
+    yield readings.leases(engine.lender.tally)
     yield from readings.settles(decider.settles)
     yield from readings.reservations(decider.expiries, engine.now_us(), engine.policies)
     yield from readings.store_calls(engine.call_tallies)

@@ -16,17 +16,19 @@ from limiter.store.policies.policy_entries import AuditEntry
 
 router = APIRouter(tags=["audit"])
 
+LIMIT_MAX = 1000
+
 
 @router.get("/v1/audit", **AUDIT)
 async def get_audit_log(
     request: Request,
     cursor: Annotated[str, Query(max_length=64, description=CURSOR)] = "",
-    limit: Annotated[int, Query(ge=1, le=1000, description="The most changes on a page.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=LIMIT_MAX, description="The most changes on a page.")] = 100,
 ) -> Response:
     """Return a page of the audit log, newest first. Ask for the next page with its `cursor`, until that is empty.
 
-    With `namespace`, or an API key that is bound to one, only changes of that namespace; such pages may be shorter than
-    `limit`.
+    With `namespace`, or an API key that is bound to one, only changes of that namespace. Such pages may be shorter than
+    `limit`, and so are pages of long policies: a page ends after about a megabyte.
     """
     principal = admit(request, "view")
     namespace = asked_namespace(request, principal)
@@ -41,5 +43,5 @@ async def get_audit_log(
 
 
 def may_see(principal: Principal, entry: AuditEntry) -> bool:
-    """Whether a change concerns nobody else's namespace."""
+    """True if a change concerns no other namespace than the key's."""
     return principal.namespace in (None, entry.namespace)

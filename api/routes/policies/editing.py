@@ -1,5 +1,5 @@
-"""What routes that manage have in common: the namespace that is meant, `ETag`, `If-Match` and `If-None-Match` against
-lost edits (F-P6), and the log."""
+"""Shared parts of management routes: the namespace, the audit log's form, and `ETag`, `If-Match` and `If-None-Match`
+against lost edits (F-P6)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from api.routes.documentation.answers import Entry, Revision
 from limiter.api_keys import Principal
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy_set import Namespace
-from limiter.store.policies.policies import PolicyStore, RevisionConflict, StoredPolicies
 from limiter.store.policies.policy_entries import DEFAULT, AuditEntry, Place
+from limiter.store.policies.policy_store import PolicyStore, RevisionConflict, StoredPolicies
 
 OVERTAKEN_MAX = 3
-"""How often an edit without a condition is made again because another came between."""
+"""How often an edit without a condition is repeated because another came between."""
 
 _TAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
 _STRONG_TAG = re.compile(r'(?<!W/)"(\d{1,15})"')
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 def asked_namespace(request: Request, principal: Principal) -> str | None:
-    """The namespace that the query names, or the one the key is bound to; None if neither is.
+    """Return the namespace of the query, or the one that the key is bound to; None if there is neither.
 
-    Forbidden if the query names another than the key's own.
+    Raises Forbidden if the query names another than the key's own.
     """
     asked = request.query_params.getlist("namespace")
     if len(asked) > 1 or not all(map(is_name, asked)):
@@ -48,10 +48,10 @@ def asked_namespace(request: Request, principal: Principal) -> str | None:
 
 
 def meant_namespace(request: Request, principal: Principal, document: Any = None) -> str:
-    """The namespace of one policy: the query's or the body's, which must agree, else the key's, else `default`."""
+    """Return a policy's namespace: of the query or the body, which must agree, otherwise the key's or `default`."""
     asked = asked_namespace(request, principal)
     written = document.get("namespace") if isinstance(document, dict) else None
-    if not isinstance(written, str):  # none, or none that could be: validation says so
+    if not isinstance(written, str):  # absent, or invalid: validation reports it
         return asked or DEFAULT
     if principal.namespace is not None:
         check_namespace(principal, written)
@@ -69,11 +69,11 @@ async def edit(
     *,
     builds_on_it: bool = False,
 ) -> T:
-    """Change what was read, and only that: `change` is given what is stored and the revision to replace.
+    """Change an entry only in the state that was read: `change` receives what is stored and the revision to replace.
 
-    Where the caller has set no condition, and another was faster, the change is made again on what is there now; after
-    a few times on whatever is there. Not so where the change builds on what was read, and never for a key that is bound
-    to a namespace: those are told that they were overtaken.
+    Without a condition by the caller, a change that another one overtook is made again on the present state; after a
+    few times on any state. Changes that build on what was read, and all changes with a key that is bound to a
+    namespace, fail instead.
     """
     last_word = principal.namespace is None and not builds_on_it
     for overtaken in range(OVERTAKEN_MAX + 1):
@@ -93,7 +93,7 @@ async def edit(
 
 
 def expected_revision(request: Request, place: Place, now_at: int) -> int | None:
-    """The revision that the caller means to replace: 0 for none, None for whatever is there."""
+    """Return the revision that the caller means to replace: 0 for none, None for any."""
     if request.headers.get("if-none-match", "").strip() == "*":
         return 0
     condition = request.headers.get("if-match")
@@ -111,13 +111,13 @@ def expected_revision(request: Request, place: Place, now_at: int) -> int | None
 
 
 def tagged(answer: Answer, revision: int, owner: str = "") -> Answer:
-    """An answer with its revision as the `ETag`, and whose the entry is."""
+    """Add the revision as the `ETag`, and the owner of the entry."""
     answer = answer.with_header("etag", f'"{revision}"')
     return answer.with_header("headgate-owner", owner) if owner else answer
 
 
 def shown_change(entry: AuditEntry) -> Revision:
-    """One change as plain data: who, when, before, after."""
+    """Return one change as plain data: who, when, before, after."""
     return {
         "revision": entry.revision,
         "when": (_EPOCH + timedelta(microseconds=entry.when_us)).isoformat(timespec="milliseconds"),
@@ -130,10 +130,10 @@ def shown_change(entry: AuditEntry) -> Revision:
 
 
 def shown_place(place: Place) -> Entry:
-    """What an entry is about, as plain data."""
+    """Return the subject of an entry as plain data."""
     return {"kind": place.kind, "namespace": place.namespace, "name": place.name}
 
 
 def shown_namespace(namespace: Namespace) -> dict[str, Any]:
-    """How a namespace is spread, and what else is said of it, as plain data."""
+    """Return a namespace's settings as plain data."""
     return namespace.model_dump(mode="json", exclude_none=True)

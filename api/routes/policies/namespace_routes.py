@@ -1,4 +1,4 @@
-"""Namespaces over HTTP: how each is spread over the store; one that nobody spoke of has a single partition (R9)."""
+"""Namespaces over HTTP: their partitions and settings; one that was not declared has a single partition (R9)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from api.routes.documentation.openapi import NAMESPACE, NAMESPACE_DELETE, NAMESP
 from api.routes.policies.editing import asked_namespace, edit, shown_namespace, tagged
 from api.routes.responses import admit, document_of, engine_of, json_answer, respond
 from limiter.model.policy.reading import read_namespace
-from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policies.policy_entries import API, namespace_place
+from limiter.store.policies.policy_store import PolicyMissing, PolicyStore, StoredPolicies
 
 router = APIRouter(tags=["namespaces"])
 

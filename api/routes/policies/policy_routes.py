@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.data.answer import Answer
 from api.data.auth import check_namespace
-from api.data.decode import Invalid
+from api.data.decode import Invalid, TooLong
 from api.data.field_problems import FieldProblem
 from api.data.json_text import Fields, shown
 from api.routes.documentation import answers
@@ -45,15 +45,17 @@ from limiter.model.policy.policy_set import PolicySet
 from limiter.model.policy.reading import dump, policy_set_steps, read_policy
 from limiter.model.steps import Steps
 from limiter.runtime.pauses import with_pauses
-from limiter.store.policies.policies import PolicyMissing, PolicyStore, StoredPolicies
 from limiter.store.policies.policy_entries import API, DEFAULT, ENTRIES_AT_ONCE, policy_place
 from limiter.store.policies.policy_sets import AppliedSet
+from limiter.store.policies.policy_store import PolicyMissing, PolicyStore, StoredPolicies
 
 router = APIRouter(tags=["policies"])
 
 REVISION_MAX = int(NUMBER_MAX)
 SET_BYTES_MAX = 1_048_576
-"""Of a whole set, which is checked in a thread."""
+SET_ENTRIES_MAX = 5_000
+"""Of a whole set, which is read in a thread, and its policies and namespaces, which are checked one after the other:
+each takes up to a tenth of a millisecond, and no request takes longer than a second (F-H10)."""
 
 
 @router.get("/v1/policies", **POLICIES)
@@ -193,7 +195,7 @@ async def rollback_policy(request: Request, name: str) -> Response:
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """A JSON merge patch applied (RFC 7396): objects field by field, `null` removes, all else replaces."""
+    """Apply a JSON merge patch (RFC 7396): objects field by field, `null` removes, all else replaces."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -235,7 +237,7 @@ def _listed(stored: StoredPolicies, namespace: str | None) -> Steps[PolicyList]:
 
 
 def _named(namespace: str, name: str, document: Any) -> Policy:
-    """The policy that a body describes, under the name of its path and in the namespace that is meant."""
+    """Return the policy of a body, under the name of its path and in the given namespace."""
     if isinstance(document, dict):
         if document.setdefault("name", name) != name:
             raise Invalid([FieldProblem("name", shown(document["name"]), f"{shown(name)}, as in the path, or none")])
@@ -252,7 +254,7 @@ def _revision_of(document: Any) -> int:
 
 
 def _options(document: Any) -> dict[str, Any]:
-    """Take how to apply a set out of a body; what is left is the set."""
+    """Remove the options for applying from a body; the rest is the set."""
     found: dict[str, Any] = {"owner": API, "prune": False, "take_over": False, "dry_run": False}
     if not isinstance(document, Fields):
         return found
@@ -268,10 +270,10 @@ def _options(document: Any) -> dict[str, Any]:
 
 
 async def _set(request: Request, principal: Principal, namespace: str | None) -> tuple[dict[str, Any], PolicySet]:
-    """How to apply the set of a body, and the set, which stays within a namespace if one is asked for."""
+    """Return the options of a body and its set, which stays within a namespace if one is asked for."""
     body = await body_of(request)
     turns: asyncio.Lock = request.app.state.sets
-    # Thousands of policies take a while to check: one set at a time, with pauses in which requests have their turn.
+    # Thousands of policies take a while to check: one set at a time, with pauses in which requests get their turn.
     async with turns:
         options, document = await asyncio.to_thread(_read_set, body, namespace)
         policies = await with_pauses(policy_set_steps(document))
@@ -284,9 +286,12 @@ async def _set(request: Request, principal: Principal, namespace: str | None) ->
 
 
 def _read_set(body: bytes, namespace: str | None) -> tuple[dict[str, Any], Any]:
-    """The document of a set, in which policies that name no namespace belong to this one."""
+    """Return options and document of a set; its policies without a namespace belong to this one."""
     document = checked(body, bytes_max=SET_BYTES_MAX)
     options = _options(document)
+    entries = sum(len(document[part]) for part in ("policies", "namespaces") if _is_long(document, part))
+    if entries > SET_ENTRIES_MAX:
+        raise TooLong(f"the set has {entries} policies and namespaces; allowed: at most {SET_ENTRIES_MAX} at once")
     if namespace not in (None, DEFAULT) and isinstance(document, Fields):
         defaults = document.get("defaults")
         if not (isinstance(defaults, dict) and "namespace" in defaults):
@@ -294,6 +299,10 @@ def _read_set(body: bytes, namespace: str | None) -> tuple[dict[str, Any], Any]:
                 if isinstance(policy, Fields):
                     policy.setdefault("namespace", namespace)
     return options, document
+
+
+def _is_long(document: Any, part: str) -> bool:
+    return isinstance(document, Fields) and isinstance(document.get(part), list | dict)
 
 
 def _shown(applied: AppliedSet, *, dry_run: bool) -> answers.AppliedSet:

@@ -1,4 +1,4 @@
-"""What a class of request needs to find in a bucket, and when it will.
+"""The balance that a request of a class needs, and when the bucket will have it.
 
 minimum of a class  = max(minimum, reserve)   a class that must leave something for others (W11)
                       min(minimum, reserve)   a class that may borrow: its reserve is negative
@@ -12,14 +12,14 @@ import math
 
 
 def class_minimum(minimum: float, reserve: float | None) -> float:
-    """Balance that a request of a class needs, from the policy's minimum and the class's reserve (both in units)."""
+    """Return the balance that a class needs, from the policy's minimum and the class's reserve (both in units)."""
     if reserve is None:
         return minimum
     return max(minimum, reserve) if reserve >= 0 else min(minimum, reserve)
 
 
 def part_of_minimum(minimum: float, *, part: float, capacity: float) -> float:
-    """What a bucket asks for that holds a part of the whole capacity, or counts in another unit than the minimum.
+    """Return the minimum of a bucket that holds a part of the whole capacity, or counts in another unit.
 
     The minimum never scales below one token: less would admit on a fraction, or never.
     """
@@ -31,7 +31,7 @@ def part_of_minimum(minimum: float, *, part: float, capacity: float) -> float:
 
 
 def needed(minimum: float, charge: float, *, debt_max: float, capacity: float, covered: bool) -> float:
-    """Balance that a request needs: its minimum, and room for its charge above the debt bound (W3, W5).
+    """Return the balance that a request needs: its minimum, and room for its charge above the debt bound (W3, W5).
 
     `covered`: the balance has to cover the charge, as in a quota (P4) and where a policy says so (W13). Otherwise a
     charge too large for any balance waits for a full bucket.
@@ -40,7 +40,7 @@ def needed(minimum: float, charge: float, *, debt_max: float, capacity: float, c
 
 
 def wait_us(*, balance: float, need: float, rate: float, capacity: float) -> float:
-    """How long until a rate bucket will hold what is needed, if nobody else asks; infinite if it never will."""
+    """Return the time until a rate bucket has the needed balance, without other requests; infinite if it never will."""
     if balance >= need:
         return 0.0
     if need > capacity or rate <= 0:

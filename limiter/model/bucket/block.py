@@ -1,9 +1,9 @@
-"""Blocking a key for a time after so many refusals (W17): the reference for `lua/lib/record.lua`.
+"""Blocking a key for a time after too many refusals (W17): the reference for `lua/lib/record.lua`.
 
     block: {after: 100, in: 1m, for: 10m}
 
     first refusal       the count begins, and ends a minute later
-    100th within it     the key is denied for ten minutes, whatever its balance; then the count begins afresh
+    100th within it     the key is denied for ten minutes, whatever its balance; then the count begins again
 
 Only refusals by the policy's own limit count: not those by another policy, by overload control, or while blocked.
 A clock that steps back never makes a block longer than the policy says.
@@ -20,19 +20,19 @@ FOR_MAX_S = 30 * 86_400.0
 
 
 class BlockTerms(NamedTuple):
-    """What a policy says of blocking."""
+    """A policy's terms of blocking."""
 
     after: float
     """Refusals that lead to a block."""
     in_us: float
-    """They have to come within so long."""
+    """The time within which they have to occur."""
     for_us: float
-    """How long the block lasts."""
+    """Duration of the block."""
 
 
 @dataclass(slots=True)
 class Block:
-    """What one bucket knows of its refusals."""
+    """The refusals and the block of one bucket."""
 
     counted_until_us: float = 0.0
     """When the current count ends; 0 before the first refusal."""
@@ -42,12 +42,12 @@ class Block:
 
 
 def left_us(block: Block, terms: BlockTerms, now_us: int) -> float:
-    """How long the key is still blocked; 0 if it is not."""
+    """Return the time for which the key is still blocked; 0 if it is not."""
     return max(0.0, min(block.until_us - now_us, terms.for_us))
 
 
 def count_refusal(block: Block, terms: BlockTerms, requests: float, now_us: int) -> None:
-    """Count a refusal by the policy's own limit, and begin a block if it was one too many."""
+    """Count a refusal by the policy's own limit, and begin a block if there were too many."""
     left = block.counted_until_us - now_us
     if not 0 < left <= terms.in_us:
         block.counted_until_us, block.refused = now_us + terms.in_us, 0.0

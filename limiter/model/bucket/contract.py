@@ -1,4 +1,4 @@
-"""What callers ask and what they are answered: the data plane's requests and answers as values.
+"""Requests and answers of the data plane, as values.
 
 The API decodes bodies straight into the requests and encodes the answers; the engine turns one into the other.
 """
@@ -27,7 +27,7 @@ Descriptor = Annotated[
 
 
 class AcquireRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """May I work? `work` is the caller's estimate; without it the policies' charge applies."""
+    """Ask for admission. `work` is the caller's estimate; without it the policies' charge applies."""
 
     descriptor: Descriptor
     namespace: Text = "default"
@@ -39,13 +39,13 @@ class AcquireRequest(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
     gone: ClassVar[dict[str, str]] = {
-        "lease": "no such field: leases broke request limits; lending a part of a limit gets a route of its own"
+        "lease": "no such field: POST /v1/leases lends a part of every limit that covers a descriptor"
     }
-    """Fields that there were once, each with what a caller who still sends it is told."""
+    """Removed fields, each with the message to a caller that still sends it."""
 
 
 class SettleRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """This is what it really cost: in all (final), or so far."""
+    """Report the real cost: of all work (final), or of the work so far."""
 
     reservation: Annotated[str, Meta(max_length=RESERVATION_MAX)]
     work: Work
@@ -62,51 +62,55 @@ SIGNAL_NAME_MAX = 64
 
 
 class SignalRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """How busy a service is (G5). Without a key, for every bucket of the policy."""
+    """A service's load (G5). Without a key, for every bucket of the policy."""
 
-    policy: Annotated[str, Meta(min_length=1, max_length=64)]
     source: Annotated[str, Meta(min_length=1, max_length=SOURCE_MAX)]
-    """Who reports: its next report takes the place of this one."""
+    """The reporting source: its next report replaces this one."""
     signals: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=SIGNAL_NAME_MAX)], Work],
         Meta(min_length=1, max_length=SIGNALS_MAX),
     ]
     """Loads by name, in the unit of the policy's target for each."""
     namespace: Text = "default"
+    policy: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    """None: for every policy of the namespace that has targets for load."""
     key: Annotated[dict[Annotated[str, Meta(min_length=1, max_length=64)], Text], Meta(max_length=32)] | None = None
     """The bucket, by the dimensions that the policy is split by."""
 
 
 class SignalsTaken(Struct, frozen=True):
-    """Where a report was put."""
+    """The place of a stored report."""
 
     bucket: str
-    """Its name; the policy's for all of them."""
+    """The bucket's name; the policy's for all of its buckets."""
     partitions: int
-    """In how many partitions."""
+    """Number of partitions."""
     signals: dict[str, float]
 
 
 class LimitState(Struct, frozen=True):
-    """One policy's part in a decision, with the state its bucket is left in."""
+    """One policy's part in a decision, with the resulting state of its bucket."""
 
     policy: str
     mechanism: Literal["work", "requests", "quota"]
     balance: float
     capacity: float
     rate: float
-    """Refill a second; for a quota 0."""
+    """Refill per second; 0 for a quota."""
     shadow: bool = False
     passed: bool = True
-    """Whether this policy by itself would have let the request through."""
+    """True if this policy alone would have admitted the request."""
     window_s: float = 0.0
-    """How long the limit's period is: a quota's window, or the time that the capacity takes to refill."""
+    """The limit's period: a quota's window, or the time that the capacity takes to refill."""
     reset_ms: float = 0.0
-    """When the balance will next be what a request needs, or be full again."""
+    """When the balance will be enough for a request, or full again."""
+
+
+StateName = Literal["calm", "degraded", "recovering", "overloaded"]
 
 
 class Granted(Struct, frozen=True):
-    """Go ahead."""
+    """The request is admitted."""
 
     reservation: str
     charged: float
@@ -118,13 +122,17 @@ class Granted(Struct, frozen=True):
     replayed: bool = False
     covered: bool = True
     """False where no policy covers the request, so that nothing was charged (P7)."""
+    state: StateName | None = None
+    """How what the limits protect fares (S8); None where no limit has overload control."""
+    refused_share: float | None = None
+    """Of the requests of this class, as overload control refuses them."""
 
 
-Reason = Literal["work", "request_rate", "quota", "overload", "request_too_large", "denied", "blocked"]
+Reason = Literal["work", "request_rate", "quota", "overload", "request_too_large", "denied", "blocked", "in_flight"]
 
 
 class Refused(Struct, frozen=True):
-    """Over a limit: which one, why, and whether and when to come back (B1, G6)."""
+    """The request is refused: by which limit, why, and whether and when to retry (B1, G6)."""
 
     policy: str
     reason: Reason
@@ -135,23 +143,25 @@ class Refused(Struct, frozen=True):
     degraded: bool = False
     replayed: bool = False
     overloaded: bool = False
+    state: StateName | None = None
+    refused_share: float | None = None
 
 
 Decision = Granted | Refused
 
 
 class Settled(Struct, frozen=True):
-    """What the settle did, or what the first one did."""
+    """The effect of the settle, or of the first one if this is a repeat."""
 
     work: float
     adjusted: float
-    """What was debited (or, below zero, given back) beyond the charge: charged + adjusted + uncollected = work, unless
-    the settle came late or within the policy's threshold."""
+    """Work debited (or, below zero, given back) beyond the charge: charged + adjusted + uncollected = work, unless the
+    settle came late or within the policy's threshold."""
     stop: bool
     duplicate: bool
     late: bool
     limits: tuple[LimitState, ...]
     uncollected: float = 0.0
-    """Work beyond the debt bound, which nobody pays for (W5)."""
+    """Work beyond the debt bound, which no bucket was charged for (W5)."""
     expires_in_ms: int = 0
-    """After progress: how long until the reservation expires (W14)."""
+    """After progress: time until the reservation expires (W14)."""

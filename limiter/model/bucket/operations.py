@@ -1,8 +1,8 @@
-"""Acquire and settle as values: what a caller asks, and what it is answered.
+"""Acquire and settle as values: operations and their answers.
 
-The same values go to the scripts (packed by `limiter.store.layout`) and to the model (`limiter.model.bucket.ledger`).
-They are made by the dozen for each request: a struct costs a quarter of a tuple with names, and as nothing in them can
-lead back to them, the garbage collector need not look at them (`gc=False`).
+The same values go to the scripts (packed by `limiter.store.layout`) and to the model
+(`limiter.model.bucket.ledger`). A request makes dozens of them: a struct costs a quarter of a named tuple, and as
+nothing in them can refer back to them, the garbage collector need not track them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limiter.model.bucket.bucket import Params
+from limiter.model.overload.shedding import State
 
 LATE_US = 60_000_000
 """How long after its deadline a reservation may still be settled, unless a node is set otherwise (W14); its tombstone
@@ -22,16 +23,18 @@ lives as long."""
 
 
 class Verdict(IntEnum):
-    """What one bucket said to one acquire."""
+    """One bucket's answer to one acquire."""
 
     PASSED = 0
     DEBITED = 1
     BLOCKED = 2
     """The limit is reached."""
     TURNED_AWAY = 3
-    """By overload control, whatever the limit."""
+    """Refused by overload control, whatever the limit."""
     DENIED = 8
     """The key is blocked for a time (W17). Not 4: that bit of an answer tells the unit."""
+    FULL = 9
+    """As many reservations are open as may be (W18)."""
 
 
 class AcquireStatus(IntEnum):
@@ -40,15 +43,15 @@ class AcquireStatus(IntEnum):
     REFUSED = 0
     GRANTED = 1
     CORRUPT = 2
-    """A record of one of its buckets is not ours (F-S11)."""
+    """The record of one of its buckets is damaged (F-S11)."""
     WINDOW = 3
-    """A quota's window does not hold the server's time: ask again with the right one."""
+    """A quota's window does not contain the server's time: ask again with the right one."""
     CONFLICT = 4
     """The idempotency key was used with other parameters (F-R8)."""
     REPLAYED = 5
     """The idempotency key was used before; the memo and the answer are the first ones (F-R7)."""
     COUNTED = 6
-    """What was told is counted: nothing was asked."""
+    """The reported refusals are counted; nothing was asked."""
 
 
 class SettleStatus(IntEnum):
@@ -59,26 +62,31 @@ class SettleStatus(IntEnum):
     CONFLICT = 3
     """Settled before with another amount (F-R3)."""
     GONE = 4
-    """Past its deadline, and later than a settle may come."""
+    """Past its deadline, and too late for a settle."""
     CORRUPT = 5
 
 
 class _Value(Struct, frozen=True, gc=False):
-    """What stays as it is made."""
+    """An immutable value."""
 
     def but(self, **changes: object) -> Self:
-        """The same with some of it changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
-LEARNED, TOO_LARGE, COVERED, REFUSING = 1, 2, 4, 8
+LEARNED, TOO_LARGE, COVERED, REFUSING, KEYED = 1, 2, 4, 8, 16
 """How a bucket is asked, as bits of `Want.how`: prefer the charge that the controller learned for it (W4, W8); refuse,
-as the estimate is above what one request may take; the balance has to cover the charge (W13). The last stands alone,
-where an operation only tells of refusals: this bucket was a reason."""
+as the estimate is above what one request may take; the balance has to cover the charge (W13). REFUSING is used alone,
+in an operation that only reports refusals: this bucket was a reason. KEYED: the id of the values of `learn_by` follows
+(W15)."""
+
+
+Ask = tuple[int, float, float]
+"""A request to one bucket in the hot path, where a `Want` would cost too much: how, the minimum, and the charge."""
 
 
 class Want(_Value, frozen=True, gc=False):
-    """What an acquire wants of one bucket. `bucket` is its name in the slot."""
+    """The request of an acquire to one bucket. `bucket` is its name in the slot."""
 
     bucket: str
     params: Params
@@ -87,7 +95,10 @@ class Want(_Value, frozen=True, gc=False):
     charge: float
     how: int = 0
     weight: float = 1.0
-    """As how many requests it counts, in a bucket that counts requests and is no quota (W16)."""
+    """The number of requests that it counts as, in a bucket that counts requests and is no quota (W16), or that learns
+    its charge before weights (W15)."""
+    learn_id: int = 0
+    """Of the values of `learn_by` (`limiter.model.bucket.learned`); 0 without any."""
 
 
 class Idempotency(_Value, frozen=True, gc=False):
@@ -95,17 +106,19 @@ class Idempotency(_Value, frozen=True, gc=False):
 
     key: str
     fingerprint: bytes
-    """16 bytes that tell this request's parameters from others'."""
+    """16 bytes that identify this request's parameters."""
     memo: bytes
-    """Whatever a node needs to give the first answer again."""
+    """The data from which a node rebuilds the first answer."""
 
 
 class Lot(_Value, frozen=True, gc=False):
-    """What overload control decides by: the request's class, and the chance that the node gave it."""
+    """The input of overload control: the request's class, and the number that the node drew for it."""
 
     class_number: int
     draw: float
     """In [0, 1)."""
+    expected_ms: float = math.nan
+    """How soon the request expects its answer; NaN where nobody says (Q13)."""
 
 
 class Acquire(_Value, frozen=True, gc=False):
@@ -113,40 +126,47 @@ class Acquire(_Value, frozen=True, gc=False):
 
     wants: tuple[Want, ...]
     requests: float = 1.0
-    """More than one only where refusals are told."""
+    """More than one only if the operation reports refusals."""
     dry_run: bool = False
     idempotency: Idempotency | None = None
     lot: Lot | None = None
     """None where no bucket has overload control."""
+    ttl_us: int = 0
+    """How long the reservation lives; only matters to buckets that count what is in flight."""
+    attempt: int = 1
+    """How often the request was tried, this time included; 3 stands for more (G6)."""
     told: bool = False
-    """Asks nothing: the node has refused `requests` by itself, while it knew that the answer would be no. They count in
-    every bucket, as refused in those whose `how` is REFUSING; nothing else is read of the wants."""
+    """Asks nothing: the node itself has refused `requests` while it knew that the answer would be no. They count in
+    every bucket, as refused in those whose `how` is REFUSING; nothing else of the wants is read."""
 
 
 class Pressure(_Value, frozen=True, gc=False):
-    """What overload control has to say of one bucket, to the class of one request."""
+    """Overload control of one bucket, for the class of one request."""
 
-    overloaded: bool = False
+    state: State = State.CALM
     quality: float = 1.0
     refused_share: float = 0.0
+    """Of the class, as it is set or as it was measured, whichever is more (S8)."""
     rate: float = 0.0
-    """Requests a second; 0: not limited."""
+    """Requests per second; 0: not limited."""
+    limit: float = 0.0
+    """In flight, from which on the class is refused; 0: not limited (S9)."""
 
 
 class BucketAnswer(_Value, frozen=True, gc=False):
-    """One bucket's part in an acquire, with the state it is left in."""
+    """One bucket's part in an acquire, with its resulting state."""
 
     verdict: Verdict
     balance: float
     charge: float
-    """What was debited, if the verdict is DEBITED; for how long the key is blocked (us), if DENIED; else what would
-    have been debited."""
+    """Debited amount, if the verdict is DEBITED; how long the key is blocked (us), if DENIED; how many may be open at
+    once, if FULL; otherwise the amount that would have been debited."""
     rate: float
     capacity: float
     in_requests: bool = False
-    """Whether this bucket counts requests now, and so charged a number of them."""
+    """True if this bucket counts requests now, and so charged a number of them."""
     pressure: Pressure | None = None
-    """Of every bucket of an operation that had a lot."""
+    """Set for every bucket of an operation with a draw."""
 
 
 class AcquireAnswer(_Value, frozen=True, gc=False):
@@ -159,28 +179,32 @@ class AcquireAnswer(_Value, frozen=True, gc=False):
 
     @property
     def granted(self) -> bool:
-        """Whether the caller may go ahead."""
+        """True if the caller may go ahead."""
         return self.status is AcquireStatus.GRANTED
 
 
 class Charge(_Value, frozen=True, gc=False):
-    """What a reservation took from one bucket, and how that bucket weighs work."""
+    """A reservation's charge in one bucket, and the bucket's weight of work."""
 
     bucket: str
     charge: float
     weight: float = 1.0
     params: Params | None = None
-    """The policy's terms now, to restore a bucket that was forgotten while idle; None if the policy is gone."""
+    """The policy's current terms, to restore a bucket that expired while idle; None if the policy is gone."""
     in_requests: bool = False
-    """Whether the charge is a number of requests, not of units of work."""
+    """True if the charge is a number of requests, not of units of work."""
     expected_ms: float = math.nan
-    """How soon the policy expects an answer, where the request did not say (Q1)."""
+    """The latency that the policy expects, if the request did not say (Q1)."""
     uncollected: float = 0.0
-    """What the acquire wanted beyond the charge and the bucket could not pay (W5)."""
+    """The part of the acquire's charge that the bucket could not pay (W5)."""
+    learn_id: int = 0
+    """Of the values of `learn_by`; 0 without any (W15)."""
+    unit: float = 0.0
+    """The caller's measure per unit of work (W19), rounded up; below zero: not rounded; 0: work is work."""
 
 
 class Settle(_Value, frozen=True, gc=False, kw_only=True):
-    """The work a reservation really did: in all (final), or so far."""
+    """The real work of a reservation: in all (final), or so far."""
 
     reservation: str
     charges: tuple[Charge, ...]
@@ -189,13 +213,15 @@ class Settle(_Value, frozen=True, gc=False, kw_only=True):
     deadline_us: int
     final: bool = True
     requests: float = 1.0
-    """More than one where a node debits what it granted without the store."""
+    """More than one if a node debits what it granted without the store."""
     latency_ms: float = math.nan
     expected_ms: float = math.nan
-    """How soon the request expected its answer."""
+    """The latency that the request expected."""
     class_number: int = 0
     late_us: int = LATE_US
     """How long after the deadline this settle may come (W14)."""
+    is_uncounted: bool = False
+    """True if it was granted without the store, and so never counted as in flight there."""
 
 
 class BucketSettled(_Value, frozen=True, gc=False):
@@ -208,11 +234,11 @@ class BucketSettled(_Value, frozen=True, gc=False):
     rate: float
     capacity: float
     in_requests: bool = False
-    """Whether this bucket counts requests now. What was adjusted is in the unit of the charge all the same."""
+    """True if this bucket counts requests now. The adjustment is in the unit of the charge all the same."""
 
 
 class SettleAnswer(_Value, frozen=True, gc=False):
-    """What the settle did, or what the first one did."""
+    """The effect of the settle, or of the first one if this is a repeat."""
 
     status: SettleStatus
     now_us: int
@@ -222,5 +248,5 @@ class SettleAnswer(_Value, frozen=True, gc=False):
     deadline_us: float = 0.0
     """When the reservation expires: progress renews it (W14)."""
     deadline_before_us: float = 0.0
-    """When it would have, before this call."""
+    """When it would have expired before this call."""
     buckets: tuple[BucketSettled, ...] = ()

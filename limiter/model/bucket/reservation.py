@@ -2,8 +2,8 @@
 
     token = base64url(payload ‖ BLAKE2b(payload, key = secret, 16 bytes))
 
-Nobody without the secret can make one. A token of another installation, a truncated or a forged one are all the
-same to us: no reservation of ours (F-R6).
+Only a holder of the secret can make one. A token of another installation, a truncated one and a forged one are treated
+alike: as unknown (F-R6).
 """
 
 from __future__ import annotations
@@ -26,22 +26,27 @@ ID_SIZE = 12
 TOKEN_MAX = 131_072
 
 VERSION = 2
+UNCOUNTED = 4
+"""Added to the number of the class in a token that was granted without the store."""
+
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _TAG_SIZE = 16
 _HEAD = Struct(f"<B{ID_SIZE}sQQdBHBH")
 _CHARGE = Struct("<ddBB")
 _MORE = Struct("<d")
-_IN_REQUESTS, _EXPECTS, _UNPAID = 1, 2, 4
+_LEARN_ID = Struct("<I")
+_IN_REQUESTS, _EXPECTS, _UNPAID, _KEYED = 1, 2, 4, 8
 _NAN = math.nan
 _LATE = Struct("<Q")
 
-Taken = tuple[str, float, float, int, float, float]
-"""What was taken from one bucket: its name, the charge, the weight of work there, 1 if the charge counts requests, how
-soon (ms) its policy expects an answer (NaN: it has no word on that), and what it could not pay."""
+Taken = tuple[str, float, float, int, float, float, int]
+"""The charge in one bucket: its name, the charge, the weight of work there, 1 if the charge counts requests, the
+latency (ms) that its policy expects (NaN: none), the part that it could not pay, and the id of its values of `learn_by`
+(0: none)."""
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
-    """What a granted acquire took, and until when it may be settled without ado."""
+    """The charges of a granted acquire, and the deadline for settling it."""
 
     id: bytes
     namespace: str
@@ -51,9 +56,12 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     expected_ms: float
     taken: tuple[Taken, ...]
     class_number: int = 0
-    """Of the request's class, for whichever of its buckets has overload control (`limiter.model.overload.shedding`)."""
+    """Number of the request's class, for those of its buckets that have overload control
+    (`limiter.model.overload.shedding`)."""
     late_us: int = LATE_US
     """How long after its deadline it may be settled. In the token, so that nodes that are set differently agree."""
+    is_uncounted: bool = False
+    """True if it was granted without the store, where it was never counted as in flight."""
 
     @property
     def name(self) -> str:
@@ -62,7 +70,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Signer:
-    """Turns reservations into tokens and back."""
+    """Converts reservations to tokens and back."""
 
     def __init__(self, secret: bytes) -> None:
         key = blake2b(secret, digest_size=32, person=b"hg-reservation").digest()
@@ -70,17 +78,22 @@ class Signer:
         self._keyed = blake2b(key=key, digest_size=_TAG_SIZE)
 
     def sign(self, reservation: Reservation) -> str:
-        """The token to hand to the caller."""
+        """Return the token for the caller."""
         return self.seal(_pack(reservation)).decode()
 
     def seal(self, payload: bytes) -> bytes:
-        """A packed reservation with its tag, as text."""
+        """Return a packed reservation with its tag, as text."""
         keyed = self._keyed.copy()
         keyed.update(payload)
         return b2a_base64(payload + keyed.digest(), newline=False).translate(_URL_SAFE, b"=")
 
     def open(self, token: str) -> Reservation | None:
-        """The reservation in a token of ours; None for anything else."""
+        """Return the reservation in a valid token; None for anything else."""
+        payload = self.unseal(token)
+        return None if payload is None else _unpack(payload)
+
+    def unseal(self, token: str) -> bytes | None:
+        """Return the payload of a valid token; None for anything else."""
         if len(token) > TOKEN_MAX:
             return None
         try:
@@ -89,8 +102,8 @@ class Signer:
             return None
         payload, tag = raw[:-_TAG_SIZE], raw[-_TAG_SIZE:]
         if not compare_digest(self._tag(payload), tag) or _encode(raw) != token:
-            return None  # the second test: one reservation has one spelling
-        return _unpack(payload)
+            return None  # the second test: one reservation has only one valid spelling
+        return payload
 
     def _tag(self, payload: bytes) -> bytes:
         keyed = self._keyed.copy()
@@ -99,21 +112,28 @@ class Signer:
 
 
 class Keyring:
-    """Signs with the newest secret, and knows what was signed with the ones before."""
+    """Signs with the newest secret, and accepts signatures of the former ones."""
 
     def __init__(self, signer: Signer) -> None:
         self._signers = [signer]
         self.seal = signer.seal
 
     def sign_with(self, signer: Signer) -> None:
-        """Sign with another from now on."""
+        """Sign with another secret from now on."""
         self._signers.insert(0, signer)
         self.seal = signer.seal
 
     def open(self, token: str) -> Reservation | None:
-        """The reservation in a token of ours; None for anything else."""
+        """Return the reservation in a valid token; None for anything else."""
         for signer in self._signers:
             if (found := signer.open(token)) is not None:
+                return found
+        return None
+
+    def unseal(self, token: str) -> bytes | None:
+        """Return the payload of a valid token of another kind; None for anything else."""
+        for signer in self._signers:
+            if (found := signer.unseal(token)) is not None:
                 return found
         return None
 
@@ -123,8 +143,11 @@ def _encode(raw: bytes) -> str:
 
 
 def taken_by(charge: Charge) -> Taken:
-    """The same as a tuple."""
-    return charge.bucket, charge.charge, charge.weight, charge.in_requests, charge.expected_ms, charge.uncollected
+    """Return the same as a tuple."""
+    return (
+        charge.bucket, charge.charge, charge.weight, charge.in_requests, charge.expected_ms, charge.uncollected,
+        charge.learn_id,
+    )  # fmt: skip
 
 
 def pack(
@@ -138,32 +161,41 @@ def pack(
     late_us: int,
     taken: Sequence[Taken],
 ) -> bytes:
-    """A reservation as bytes, from what a decision knows: no object is made for it."""
+    """Pack a reservation from the parts of a decision, without making an object."""
     packed = _HEAD.pack(
         VERSION, id_, acquired_us, deadline_us, expected_ms, class_number, partition, len(taken), len(namespace)
     ) + namespace  # fmt: skip
-    for bucket, charge, weight, bits, expected_of_its_own_ms, uncollected in taken:
+    for bucket, charge, weight, bits, expected_of_its_own_ms, uncollected, learn_id in taken:
         raw = bucket.encode()
-        if expected_of_its_own_ms != expected_of_its_own_ms and not uncollected:  # by far the most
+        if expected_of_its_own_ms != expected_of_its_own_ms and not uncollected and not learn_id:  # nearly all
             packed += _CHARGE.pack(charge, weight, bits, len(raw)) + raw
             continue
-        more = b""
-        if expected_of_its_own_ms == expected_of_its_own_ms:
-            bits, more = bits + _EXPECTS, _MORE.pack(expected_of_its_own_ms)
-        if uncollected:
-            bits, more = bits + _UNPAID, more + _MORE.pack(uncollected)
-        packed += _CHARGE.pack(charge, weight, bits, len(raw)) + raw + more
+        announced, more = optional_fields(expected_of_its_own_ms, uncollected, learn_id)
+        packed += _CHARGE.pack(charge, weight, bits + announced, len(raw)) + raw + more
     return packed + pack_late(late_us)
 
 
+def optional_fields(expected_ms: float, uncollected: float, learn_id: int) -> tuple[int, bytes]:
+    """Pack the fields of a charge that few have; return the bits that announce them, and the fields."""
+    bits, more = 0, b""
+    if expected_ms == expected_ms:
+        bits, more = _EXPECTS, _MORE.pack(expected_ms)
+    if uncollected:
+        bits, more = bits + _UNPAID, more + _MORE.pack(uncollected)
+    if learn_id:
+        bits, more = bits + _KEYED, more + _LEARN_ID.pack(learn_id)
+    return bits, more
+
+
 def lone(namespace_size: int, bucket_size: int) -> Struct:
-    """What packs a reservation of one bucket in one go: VERSION, id, times, expected latency, class, partition, 1, the
-    namespace's size and the namespace, then charge, weight, bits, the name's size and the name; as `pack` does."""
+    """Return a struct that packs a reservation of one bucket at once: VERSION, id, times, expected latency, class,
+    partition, 1, the namespace's size and the namespace, then charge, weight, bits, the name's size and the name; as
+    `pack` does."""
     return Struct(f"{_HEAD.format}{namespace_size}s{_CHARGE.format[1:]}{bucket_size}s")
 
 
 def pack_late(late_us: int) -> bytes:
-    """What stands at the end where a settle may come for another time than usual after the deadline."""
+    """Return the trailer of a token whose `late_us` differs from the default; empty otherwise."""
     return b"" if late_us == LATE_US else _LATE.pack(late_us)
 
 
@@ -175,14 +207,14 @@ def _pack(reservation: Reservation) -> bytes:
         reservation.acquired_us,
         reservation.deadline_us,
         reservation.expected_ms,
-        reservation.class_number,
+        reservation.class_number + UNCOUNTED * reservation.is_uncounted,
         reservation.late_us,
         reservation.taken,
     )
 
 
 def _unpack(payload: bytes) -> Reservation | None:
-    """None for a layout of another version, signed by a node that is newer or older."""
+    """Unpack a reservation; None for the layout of a newer or older version."""
     try:
         version, id_, acquired_us, deadline_us, expected_ms, class_number, partition, count, size = _HEAD.unpack_from(
             payload
@@ -198,12 +230,14 @@ def _unpack(payload: bytes) -> Reservation | None:
         charge, weight, bits, size = _CHARGE.unpack_from(payload, at)
         at += _CHARGE.size
         bucket, at = payload[at : at + size].decode(), at + size
-        its_expected_ms, uncollected = _NAN, 0.0
+        its_expected_ms, uncollected, learn_id = _NAN, 0.0, 0
         if bits & _EXPECTS:
             (its_expected_ms,), at = _MORE.unpack_from(payload, at), at + _MORE.size
         if bits & _UNPAID:
             (uncollected,), at = _MORE.unpack_from(payload, at), at + _MORE.size
-        taken.append((bucket, charge, weight, bits & _IN_REQUESTS, its_expected_ms, uncollected))
+        if bits & _KEYED:
+            (learn_id,), at = _LEARN_ID.unpack_from(payload, at), at + _LEARN_ID.size
+        taken.append((bucket, charge, weight, bits & _IN_REQUESTS, its_expected_ms, uncollected, learn_id))
     return Reservation(
         id=id_,
         namespace=namespace,
@@ -212,6 +246,7 @@ def _unpack(payload: bytes) -> Reservation | None:
         deadline_us=deadline_us,
         expected_ms=expected_ms,
         taken=tuple(taken),
-        class_number=class_number,
+        class_number=class_number % UNCOUNTED,
+        is_uncounted=class_number >= UNCOUNTED,
         late_us=_LATE.unpack_from(payload, at)[0] if len(payload) > at else LATE_US,
     )

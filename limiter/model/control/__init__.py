@@ -1,1 +1,1 @@
-"""What the controller computes: samples, averages, caps, charges, mechanisms, shares and their reasons."""
+"""The controller's computations: samples, averages, caps, charges, mechanisms, shares and their reasons."""

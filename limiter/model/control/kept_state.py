@@ -1,9 +1,9 @@
-"""What the controller keeps of a bucket in the store, so that the next owner continues from there (F-P7, R11).
+"""The state of a bucket that the controller keeps in the store for the next owner (F-P7, R11).
 
     version, state of the steps, reasons of the last cycles        as msgpack
     with overload control: its state, its reasons                  after these
 
-another version, damaged, or not a number anywhere    as if nothing were kept: begin again (F-P8)
+another version, damaged, or not a number anywhere    treated as absent: begin again (F-P8)
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any
 import msgspec
 
 from limiter.model.control.caps import Reason
-from limiter.model.control.cycle import State
-from limiter.model.overload.overload_control import Note, OverloadState, pack_state
+from limiter.model.control.cycle_step import State
+from limiter.model.overload.overload_control import Note
+from limiter.model.overload.overload_state import OverloadState, pack_state
 
-VERSION = 1
+VERSION = 2
 REASONS_MAX = 10
 
 
 class KeptState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """One bucket's past, as far as it matters."""
+    """One bucket's state and reasons."""
 
     version: int
     state: State
     reasons: list[Reason]
-    """Why the cap is what it is: the last cycles, oldest first."""
+    """Reasons for the cap in the last cycles, oldest first."""
     overload: bytes = b""
-    """What overload control remembers, packed; empty where there is none."""
+    """State of overload control, packed; empty without overload control."""
     notes: list[Note] = []
-    """Why overload control does what it does, oldest first."""
+    """Reasons of overload control, oldest first."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -42,19 +43,19 @@ _decode = msgspec.msgpack.Decoder(KeptState).decode
 def pack(
     state: State, reasons: Iterable[Reason], overload: OverloadState | None = None, notes: Iterable[Note] = ()
 ) -> bytes:
-    """A bucket's past as bytes."""
+    """Return a bucket's state as bytes."""
     if overload is None:
         return _encode((VERSION, state, list(reasons)))
     return _encode((VERSION, state, list(reasons), pack_state(overload), list(notes)))
 
 
 def unpack(raw: bytes | None) -> KeptState | None:
-    """A bucket's past; None if there is none that could be used."""
+    """Return a bucket's state; None if it is absent or unusable."""
     if raw is None:
         return None
     try:
         memory = _decode(raw)
-    except (msgspec.DecodeError, ValueError):  # a name that is no UTF-8 is the latter
+    except (msgspec.DecodeError, ValueError):  # ValueError: a name that is not UTF-8
         return None
     kept = msgspec.to_builtins((memory.state, memory.reasons, memory.notes))
     if memory.version != VERSION or not all(map(isfinite, _numbers(kept))):

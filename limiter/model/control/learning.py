@@ -1,15 +1,15 @@
-"""What a request is charged before its work is known, learned from those before it (W8).
+"""The charge of a request before its work is known, learned from earlier requests (W8).
 
     target = mean of recent settled work
     target = exp(ln(mean) − s²/2 + z·s),  s² = ln(1 + variation²)      a quantile
 
-nothing learned yet            begin with what the first reports say, if the initial charge is off
+nothing learned yet            begin with the first reports, if the initial charge is off
 off by less than the margin    leave the charge
 off in few cycles              leave it: PATIENCE_CYCLES alike in a row are consistent
 consistently off               move it to the target, at most doubled or halved in a step (F-P8)
 
 A quantile is estimated from mean and spread as of a log-normal distribution: a bucket keeps sums, not each request's
-work, and costs are positive with a long tail to the right. Where that is wrong, settling corrects what was charged.
+work, and costs are positive with a long tail to the right. Where that is wrong, settling corrects the charge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from limiter.model.policy.policy import Policy
 PATIENCE_CYCLES = 3
 STEP_MAX = 2.0
 CHARGE_MIN = 1e-3
-"""A charge of nothing would mean that none was learned."""
+"""Least charge, because 0 stands for no learned charge."""
 
 ERROR_ALPHA = 0.3
 
@@ -41,10 +41,10 @@ _DEVIATIONS = {
 
 
 class LearningParams(NamedTuple):
-    """What a policy says of its learned charge."""
+    """A policy's parameters for its learned charge."""
 
     deviations: float | None = None
-    """z: how many standard deviations above the middle; None = the mean."""
+    """z: standard deviations above the median; None = the mean."""
     margin: float = -0.1
     """Units if positive, a share of the charge if negative."""
     initial: float = 1.0
@@ -52,29 +52,29 @@ class LearningParams(NamedTuple):
 
 
 class Learning(Value, frozen=True):
-    """How far a charge is from the truth."""
+    """The error of a charge."""
 
     off_cycles: int = 0
     """Cycles in a row in which the target was beyond the margin: above it if positive, below it if negative."""
     error: float = 0.0
-    """Smoothed (work − charge) ÷ charge: 0.5 means that requests do half as much again as they are charged."""
+    """Smoothed (work − charge) ÷ charge: 0.5 means that requests do 1.5 times the work that they are charged."""
 
 
 def learning_params(policy: Policy) -> LearningParams | None:
-    """A policy's learning, resolved; None if its charge is fixed."""
-    if policy.charge != "learned":
+    """Resolve a policy's learning; None if its charge is fixed."""
+    if not policy.learns:
         return None
     number, unit = quantity.parse(policy.learning.margin)
     return LearningParams(
         _DEVIATIONS[policy.learning.target],
         -number / 100 if unit == "%" else number,
         policy.learning.initial,
-        NUMBER_MAX if policy.max_work is None else policy.max_work,
+        policy.largest_work or NUMBER_MAX,
     )
 
 
 def target(moments: Moments, params: LearningParams) -> float:
-    """What the charge ought to be."""
+    """Return the charge that the moments call for."""
     mean = moments.mean
     if params.deviations is None or mean <= 0:
         return mean
@@ -91,7 +91,7 @@ def step(
         charge = params.initial
     if not sample.is_reported or sample.settles <= 0:
         return charge, learning
-    wanted = target(moments, params)
+    wanted = moments.mean if params.deviations is None else target(moments, params)
     off = wanted - charge
     if not isfinite(off):
         return charge, learning

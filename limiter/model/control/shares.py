@@ -3,15 +3,15 @@
     share = floor + (1 − n · floor) · demand ÷ total demand,    floor = FLOOR / n
 
 no demand anywhere    equal shares, 1 / n
-little of it          nobody needs more than an equal share: nothing is lent, and what was lent ends
+little of it          no partition needs more than an equal share: nothing is lent, and lent shares end
 small differences     leave them
 larger ones           lower first; once that is confirmed, raise, within the room that it made
-unknown anywhere      leave them all, and go on lending what is lent (F-P8)
+unknown anywhere      leave them all, and renew lent shares (F-P8)
 
 Shares are lent. One above 1/n ends first and falls back to 1/n, one below ends MARGIN_S later and rises to 1/n: a
-controller that dies leaves equal shares behind, and never more than the limit on the way. What was sent and not
-confirmed counts as whatever is worse, so that at every moment the shares sum to at most one, however many of the
-writes arrived.
+controller that dies leaves equal shares behind, and never more than the limit on the way. A write that is not
+confirmed counts as done or as not done, whichever is worse, so that at every moment the shares sum to at most one,
+however many of the writes arrived.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from typing import NamedTuple
 from limiter.model.control.smoothing import smooth
 
 FLOOR = 0.1
-"""What every partition keeps, as a part of an equal share, so that new demand is served until its share grows."""
+"""Least share of a partition, as a part of an equal share, so that new demand is served until its share grows."""
 MOVE_MIN = 0.05
 """Differences below this part of an equal share are left alone."""
 DEMAND_ALPHA = 0.1
 RAISED_FOR_S = 10.0
 MARGIN_S = 5.0
-"""How much longer a lowered share lasts. Longer than a write may take to arrive."""
+"""Extra time that a lowered share lasts. Longer than a write may take to arrive."""
 LOWERED_FOR_S = RAISED_FOR_S + MARGIN_S
 RENEW_S = RAISED_FOR_S / 2
-"""Shares are renewed when this part of their time is left."""
+"""Time left of a share at which it is renewed."""
 NEED_MIN = 0.5
-"""Who asks for less than this part of an equal share needs no more than that."""
+"""A partition with demand below this part of an equal share needs no more than an equal share."""
 
-_TOTAL = 1.0 - 1e-9  # what rounding could add up to stays below one
+_TOTAL = 1.0 - 1e-9  # sums stay below one in spite of rounding
 
 
 class Held(NamedTuple):
-    """The most that one partition may hold, as far as is known."""
+    """The largest share that one partition may hold, as far as is known."""
 
     share: float
     until_s: float
-    """Below an equal share: the earliest that it may end. Above: the latest."""
+    """For a share below 1/n: the earliest time that it may end. Above: the latest."""
 
 
 class Write(NamedTuple):
@@ -56,26 +56,26 @@ class Write(NamedTuple):
 
 
 def follow(demand: float | None, sample: float, *, cycles: float = 1.0) -> float:
-    """The smoothed demand of a partition (work units a second, refused requests included) after a sample."""
+    """Return the smoothed demand of a partition (work units per second, with refused requests) after a sample."""
     if not (isfinite(sample) and sample >= 0):
         return demand or 0.0
     return smooth(demand, sample, DEMAND_ALPHA, cycles)
 
 
 def weight(cycles: float) -> float:
-    """How much of the true demand the smoothed one is, if it began with none so many cycles ago."""
+    """Return the ratio of smoothed to true demand, for an average that began at zero so many cycles ago."""
     missing: float = (1.0 - DEMAND_ALPHA) ** cycles
     return 1.0 - missing
 
 
 def at(held: Sequence[Held], now_s: float) -> list[float]:
-    """The most that each partition may hold at a time."""
+    """Return the largest share that each partition may hold at a time."""
     equal = 1.0 / len(held)
     return [lent.share if now_s < lent.until_s else equal for lent in held]
 
 
 def target(shares: Sequence[float], demand: Sequence[float]) -> list[float]:
-    """What the shares ought to be: as they are, if the demand is unknown (F-P8) or has hardly moved."""
+    """Return the shares that suit the demand; the present ones if it is unknown (F-P8) or has hardly moved."""
     equal = 1.0 / len(shares)
     total = sum(demand)
     if not (isfinite(total) and min(demand) >= 0):
@@ -89,13 +89,13 @@ def target(shares: Sequence[float], demand: Sequence[float]) -> list[float]:
 
 
 def is_needed(demand: Sequence[float], *, committed: float) -> bool:
-    """Whether any partition asks for so much that an equal share could be too little, or may do so (NaN)."""
+    """Return True if an equal share may be too little for a partition's demand, or that demand is unknown (NaN)."""
     little = NEED_MIN * committed / len(demand)
     return not all(one <= little for one in demand)
 
 
 def is_due(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> bool:
-    """Whether there is anything to write: shares to move, or to renew before they end."""
+    """Return True if shares must be moved, or renewed before they end."""
     equal = 1.0 / len(held)
     if list(wanted) != at(held, now_s):
         return True
@@ -104,7 +104,7 @@ def is_due(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> bool:
 
 
 def lowers(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> list[Write]:
-    """What to write first: all that goes down, and all that stays below an equal share and must not end."""
+    """Return the first writes: shares that fall, and shares that stay below an equal share and must not end."""
     equal = 1.0 / len(held)
     raised_for_s = _raised_for_s(held, now_s)
     writes = []
@@ -112,14 +112,14 @@ def lowers(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> list[
         if share < equal or goal <= equal < share:
             writes.append(Write(partition, min(share, goal), LOWERED_FOR_S))
         elif goal < share:
-            # Still above an equal share, or at most that: it must not outlast what is below.
+            # A share above, or equal to, an equal share must not outlast the lower ones.
             above = goal > equal and raised_for_s > 0
             writes.append(Write(partition, *((goal, raised_for_s) if above else (min(goal, equal), LOWERED_FOR_S))))
     return writes
 
 
 def raises(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> list[Write]:
-    """What to write next, given what is confirmed by then: all that goes up, as far as there is room for it."""
+    """Return the next writes, after the first are confirmed: shares that rise, as far as there is room."""
     equal = 1.0 / len(held)
     shares = at(held, now_s)
     room = max(0.0, _TOTAL - fsum(shares))
@@ -137,14 +137,14 @@ def raises(held: Sequence[Held], wanted: Sequence[float], now_s: float) -> list[
 
 
 def plan(held: Sequence[Held], demand: Sequence[float], now_s: float) -> tuple[list[Write], list[Write]]:
-    """What to lower, and what to raise once all of that is confirmed."""
+    """Return the shares to lower, and the shares to raise once the first are confirmed."""
     wanted = target(at(held, now_s), demand)
     lowered = lowers(held, wanted, now_s)
     return lowered, raises(confirmed(held, lowered, now_s), wanted, now_s)
 
 
 def confirmed(held: Sequence[Held], writes: Iterable[Write], sent_s: float) -> list[Held]:
-    """What is held once these writes, sent at a time, are known to be done."""
+    """Return the shares after these writes, sent at a time, are confirmed."""
     after = list(held)
     for write in writes:
         after[write.partition] = Held(write.share, sent_s + write.for_s)
@@ -152,7 +152,7 @@ def confirmed(held: Sequence[Held], writes: Iterable[Write], sent_s: float) -> l
 
 
 def unconfirmed(held: Sequence[Held], writes: Iterable[Write], sent_s: float) -> list[Held]:
-    """What may be held if nobody knows which of these writes were done: in each partition, whatever is worse."""
+    """Return the shares if these writes are unconfirmed: in each partition the worse of done and not done."""
     equal = 1.0 / len(held)
     shares, after = at(held, sent_s), list(held)
     for write in writes:
@@ -165,7 +165,7 @@ def unconfirmed(held: Sequence[Held], writes: Iterable[Write], sent_s: float) ->
 
 
 def _raised_for_s(held: Sequence[Held], now_s: float) -> float:
-    """For how long a share may be above an equal one: none below may end before."""
+    """Return the time for which a share may exceed an equal one: no lower share may end before."""
     equal = 1.0 / len(held)
     lowered_until_s = min((lent.until_s for lent in held if now_s < lent.until_s and lent.share < equal), default=inf)
     return min(RAISED_FOR_S, lowered_until_s - MARGIN_S - now_s)

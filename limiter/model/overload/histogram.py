@@ -1,12 +1,12 @@
-"""The latency histogram of a bucket, read: a percentile, the highest latency, what came between two readings.
+"""Reading a bucket's latency histogram: a percentile, the highest latency, the counts between two readings.
 
-    step i covers [2^e · (1 + j/4), 2^e · (1 + (j+1)/4)) ms    e = i div 4 − 3, j = i mod 4 (`bucket.histogram_step`)
-    percentile p = the step that holds the p·n/100-th smallest latency, interpolated linearly inside it
+    step i covers [2^(e + i/7), 2^(e + (i + 1)/7)) ms        e = OCTAVE_MIN − 1 (`bucket.histogram_step`)
+    percentile p = the step that holds the p·n/100-th smallest latency, given as 2·low·high / (low + high)
 
-Error bound: the true percentile (nearest rank) lies in the same step, so the answer is off by less than the step's
-width, which is 1/4 of its lower edge at the foot of an octave and 1/7 at its head: below 25 % of the true value.
-Below 0.125 ms the first step begins at 0, so the error is at most 0.156 ms; what took longer than 28.7 s is counted
-by the last step and told as at most 32.8 s.
+Error bound (S7): the true percentile (nearest rank) lies in the same step, from low to high = 1.104 · low. The harmonic
+mean of the two is off by (high − low) / (high + low) at either end, which is 4.95 % of the true value, and by less
+between them. Below 0.069 ms the first step begins at 0 and is given by its end; latencies above 70 minutes are counted
+by the last step.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from limiter.model.bucket.bucket import HISTOGRAM_STEPS, OCTAVE_MIN, STEPS
+from limiter.model.bucket.bucket import HISTOGRAM_STEPS, OCTAVE_MIN, STEP_EDGES, STEPS
 
+_MANTISSAS = (0.5, *STEP_EDGES)
 EDGES_MS = (
     0.0,
-    *(2.0 ** (OCTAVE_MIN - 1 + step // STEPS) * (1 + step % STEPS / STEPS) for step in range(1, HISTOGRAM_STEPS + 1)),
+    *(2.0 ** (OCTAVE_MIN + step // STEPS) * _MANTISSAS[step % STEPS] for step in range(1, HISTOGRAM_STEPS + 1)),
 )
-"""Where each step begins, and where the last one ends."""
+"""Lower bound of each step, and upper bound of the last."""
 
 EMPTY = (0.0,) * HISTOGRAM_STEPS
 
 
 def percentile(histogram: Sequence[float], p: float) -> float | None:
-    """The latency (ms) that p % of the counted ones do not exceed; None if nothing, or no number, was counted."""
+    """Return the latency (ms) that p % of the counted ones do not exceed; None if the count is 0 or invalid."""
     total = count(histogram)
     if total <= 0:
         return None
@@ -35,12 +36,12 @@ def percentile(histogram: Sequence[float], p: float) -> float | None:
     for step, reached in enumerate(accumulate(histogram)):
         if reached >= rank and histogram[step] > 0:
             low, high = EDGES_MS[step], EDGES_MS[step + 1]
-            return high - (high - low) * min(1.0, (reached - rank) / histogram[step])
+            return 2 * low * high / (low + high) if low else high
     return highest_ms(histogram)
 
 
 def highest_ms(histogram: Sequence[float]) -> float | None:
-    """The end of the last step that counted anything: no latency was longer, unless it was beyond the last step."""
+    """Return the end of the last step with a count: no latency was longer, unless it was beyond the last step."""
     for step in range(len(histogram) - 1, -1, -1):
         if histogram[step] > 0:
             return EDGES_MS[step + 1]
@@ -48,18 +49,18 @@ def highest_ms(histogram: Sequence[float]) -> float | None:
 
 
 def count(histogram: Sequence[float]) -> float:
-    """How many latencies were counted; 0 if a count is no number, for then none of them can be believed (F-P8)."""
+    """Return the number of latencies; 0 if a count is NaN or infinite, as none can be trusted then (F-P8)."""
     total = sum(histogram)
     return total if math.isfinite(total) and min(histogram, default=0.0) >= 0 else 0.0
 
 
 def added(histogram: Sequence[float], more: Sequence[float]) -> tuple[float, ...]:
-    """Two histograms as one."""
+    """Return the sum of two histograms."""
     return tuple([one + other for one, other in zip(histogram, more, strict=True)])
 
 
 def between(older: Sequence[float], newer: Sequence[float]) -> tuple[float, ...]:
-    """What was counted between two readings; everything, if the record expired in between and began again."""
+    """Return the counts between two readings; all counts, if the record expired in between and began again."""
     if not older:
         return tuple(newer)
     difference = tuple([late - early for late, early in zip(newer, older, strict=True)])

@@ -1,38 +1,51 @@
-"""The `overload` block of a policy: what people may write, and the parameters it comes to.
+"""The `overload` block of a policy: its fields, their checks, and the parameters that result.
 
-expectations    a throttle by whether callers were answered in time      Q, `limiter.model.overload.expectations`
-response_time   an admission rate by a percentile of response times      S, `limiter.model.overload.response_time`
+expectations    a throttle by the share of callers answered late         Q, `limiter.model.overload.expectations`
+                or by the published steps                                Q3, Q5, `…published_expectations`
+response_time   a limit on what is in flight by the share of late ones   S, `limiter.model.overload.in_flight_limit`
+                or a rate by a percentile, by the published rules        S2, S3, `limiter.model.overload.response_time`
+                and quality before either                                S4, `limiter.model.overload.quality`
 utilisation     refusals by the load that services report                G5, `limiter.model.overload.utilisation`
 ranks           how readily each class is refused, for all of them       Q4, `limiter.model.policy.criticality`
+outcomes        the outcomes of a settle that count as late answers      Q8
+draw_by         dimensions whose requests are refused together           S13
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Self
+from enum import StrEnum
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_validator
 
-from limiter.model.numbers import LEAST
-from limiter.model.overload.expectations import THROTTLE_MAX, ExpectationParams, Mode
+from limiter.model.numbers import LEAST, NUMBER_MAX
+from limiter.model.overload.expectations import CLASS, THROTTLE_MAX, ExpectationParams, Mode, Rules
+from limiter.model.overload.in_flight_limit import LimitParams
+from limiter.model.overload.quality import QualityParams
 from limiter.model.overload.response_time import ResponseTimeParams
+from limiter.model.overload.shedding import CLASSES, FourFloats
 from limiter.model.overload.utilisation import UtilisationParams
 from limiter.model.policy.criticality import RANKS, Criticality, Ranks, shed_order
 from limiter.model.policy.fields import quantity
-from limiter.model.policy.fields.refusals import STRICT, Positive, amount, is_number, is_stored, refuse
+from limiter.model.policy.fields.field_refusals import STRICT, Positive, amount, is_number, is_stored, refuse
 
 WINDOW_INTERVALS_MAX = 100
 SIGNALS_MAX = 32
 EXPECTED_MAX = 256
 COUNT_MAX = 1_000_000
+LISTED_MAX = 8
+PERCENTILE_MAX = 99.99
+TARGET_MIN_MS, TARGET_MAX_MS = 0.1, 3_600_000.0
+"""Range of response times that a histogram resolves (S7)."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _TEXT_MAX = 256
 
 
 def _within(low: float, high: float, allowed: str) -> Callable[[object], float]:
-    """A number from low to high."""
+    """Return a check for a number from low to high."""
 
     def check(value: object) -> float:
         if not (is_number(value) and low <= value <= high):
@@ -43,7 +56,7 @@ def _within(low: float, high: float, allowed: str) -> Callable[[object], float]:
 
 
 def _whole(low: int, high: int) -> Callable[[object], int]:
-    """A whole number from low to high."""
+    """Return a check for a whole number from low to high."""
 
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -64,6 +77,31 @@ def _percent(value: object) -> str:
     return value
 
 
+def _most(value: object) -> str:
+    allowed = "a share of the answers from 50% to 99.99%, such as 99%"
+    if not isinstance(value, str):
+        raise refuse(allowed)
+    amount(value, allowed, least=50.0)
+    number, unit = quantity.parse(value)
+    if unit != "%" or number > 99.99:
+        raise refuse(allowed)
+    return value
+
+
+def _target(value: object, info: ValidationInfo) -> float:
+    """Check a response time that a histogram resolves. A stored one may be any positive number, to stay valid."""
+    least, most = (LEAST, NUMBER_MAX) if is_stored(info) else (TARGET_MIN_MS, TARGET_MAX_MS)
+    if not (is_number(value) and least <= value <= most):
+        raise refuse("a number of milliseconds from 0.1 to 3600000, an hour")
+    return float(value)
+
+
+def _degrade(value: object) -> bool | str:
+    if value is not True and value is not False and value != "only":
+        raise refuse("true, false, or only: quality is lowered and nobody is refused")
+    return value
+
+
 def _load(value: object) -> float | str:
     return amount(value, "a positive load: a share (80%) or a number in the signal's unit", least=LEAST, timeless=True)
 
@@ -81,13 +119,19 @@ def _band(value: object) -> tuple[float, float]:
 
 
 def is_signal_name(value: str) -> bool:
-    """Whether a signal, or a dimension, can be called so."""
+    """Return True if the text is a valid name of a signal or a dimension."""
     return _NAME.fullmatch(value) is not None
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not is_signal_name(value):
         raise refuse("a name: 1 to 64 letters, digits, '_', '.' or '-', not beginning with a digit")
+    return value
+
+
+def _outcome(value: object) -> str:
+    if not isinstance(value, str) or not is_signal_name(value) or value == "ok":
+        raise refuse("outcomes that settles report, other than ok, such as error or timeout")
     return value
 
 
@@ -100,6 +144,11 @@ def _text(value: object) -> str:
 Percent = Annotated[str, BeforeValidator(_percent)]
 Load = Annotated[float | str, BeforeValidator(_load)]
 Band = Annotated[tuple[float, float], Field(strict=False), BeforeValidator(_band)]
+Most = Annotated[str, BeforeValidator(_most)]
+Target = Annotated[float, BeforeValidator(_target)]
+Least = Annotated[float, BeforeValidator(_within(0, TARGET_MAX_MS, "a number of milliseconds from 0 to 3600000"))]
+Degrade = Annotated[bool | Literal["only"], BeforeValidator(_degrade)]
+InFlight = Annotated[float, BeforeValidator(_within(1, 1e9, "a number of requests, at least 1"))]
 Throttle = Annotated[float, BeforeValidator(_within(0, 100, "a number from 0 to 100"))]
 Rank = Annotated[float, BeforeValidator(_within(0, 100, "a number from 0, which is never refused, to 100"))]
 Percentile = Annotated[float, BeforeValidator(_within(LEAST, 100, "a number above 0, at most 100, such as 90"))]
@@ -111,6 +160,7 @@ QualityStep = Annotated[float, BeforeValidator(_within(LEAST, 1, "a number above
 Count = Annotated[int, BeforeValidator(_whole(1, COUNT_MAX))]
 Calm = Annotated[int, BeforeValidator(_whole(0, COUNT_MAX))]
 Name = Annotated[str, BeforeValidator(_name)]
+OutcomeName = Annotated[str, BeforeValidator(_outcome)]
 Text = Annotated[str, BeforeValidator(_text)]
 Class = Annotated[Criticality, Field(strict=False)]
 
@@ -119,9 +169,29 @@ class _Part(BaseModel):
     model_config = STRICT
 
 
-_OF_MODES = {Mode.DAMPED: ("step_down", "calm_intervals"), Mode.IDEAL: ("ideal_band_ms", "ideal_step")}
-"""What only one of the modes goes by."""
+class ResponseRules(StrEnum):
+    """Rules that keep response times at their target."""
 
+    IN_FLIGHT = "in_flight"
+    PUBLISHED = "published"
+
+
+class CountedIn(StrEnum):
+    """The unit of a limit on requests in flight."""
+
+    REQUESTS = "requests"
+    WORK = "work"
+
+
+_OF_DAMPED = ("step_down", "calm_intervals")
+_OF_STEPS = ("threshold", "window_s", "interval_s", "step_up")
+"""Fields that are unused in mode ideal, where the throttle is solved."""
+_OF_BAND = ("ideal_band_ms", "ideal_step")
+OF_RATES = (
+    *("nreq", "timeout_s", "alpha", "err_d", "err_i", "adj_d", "adj_i", "c_i"),
+    *("rate_min", "rate_max", "rate_initial", "adjlo_d", "lc_thresh"),
+)
+_OF_LIMITS = ("initial", "counted_in", "percentiles")
 _OF_CLASSES = ("targets_ms", "adjlo_d", "lc_thresh")
 _OF_QUALITY = ("quality_min", "quality_decrease", "quality_increase")
 
@@ -129,12 +199,16 @@ _OF_QUALITY = ("quality_min", "quality_decrease", "quality_increase")
 class Expectations(_Part):
     """A throttle that rises while callers wait longer than they expect (Q)."""
 
-    expected_latency_ms: Positive = 200.0
+    expected_latency_ms: Target = 200.0
     expected_by: Annotated[
-        dict[Name, Annotated[dict[Text, Positive], Field(max_length=EXPECTED_MAX)]], Field(max_length=SIGNALS_MAX)
+        dict[Name, Annotated[dict[Text, Target], Field(max_length=EXPECTED_MAX)]], Field(max_length=SIGNALS_MAX)
     ] = {}
+    expected_min_ms: Least = 0.0
     mode: Annotated[Mode, Field(strict=False)] = Mode.DAMPED
+    rules: Annotated[Rules, Field(strict=False)] = Rules.BOUNDED
     threshold: Percent = "5%"
+    ideal_target: Most = "99%"
+    min_samples: Count = 20
     window_s: Positive = 10.0
     interval_s: Positive = 1.0
     step_up: Throttle = 10.0
@@ -148,22 +222,35 @@ class Expectations(_Part):
     def _has_effect(self, info: ValidationInfo) -> Self:
         if is_stored(info):
             return self
-        other = Mode.DAMPED if self.mode is Mode.IDEAL else Mode.IDEAL
-        for name in _OF_MODES[other]:
-            if name in self.model_fields_set:
-                raise refuse(f"only beside mode: {other}", field=name, found=f"mode {self.mode}")
-        if "criticality" in self.expected_by:
-            allowed = "dimensions of descriptors; the class of a request is none"
-            raise refuse(allowed, field="expected_by", found="'criticality'")
+        for name in _OF_DAMPED:
+            self._only(name, self.mode is Mode.DAMPED, "mode: damped", f"mode {self.mode}")
+        is_ideal, is_published = self.mode is Mode.IDEAL, self.rules is Rules.PUBLISHED
+        for name in _OF_BAND:
+            self._only(name, is_ideal, "mode: ideal", f"mode {self.mode}")
+            self._only(name, is_published, "rules: published", f"rules {self.rules}")
+        for name in _OF_STEPS:
+            self._only(name, not is_ideal or is_published, "mode: damped or rules: published", "mode ideal")
+        self._only("ideal_target", is_ideal, "mode: ideal", f"mode {self.mode}")
+        for name in ("ideal_target", "min_samples"):
+            self._only(name, not is_published, "rules: bounded", "rules published")
         for name, table in self.expected_by.items():
             if not table:
                 raise refuse("at least one value of the dimension", field=f"expected_by.{name}", found="none")
+        for value in self.expected_by.get(CLASS, {}):
+            if value not in CLASSES:
+                allowed = f"the classes of requests: {', '.join(CLASSES)}"
+                raise refuse(allowed, field=f"expected_by.{CLASS}", found=f"'{value}'")
         return self
 
+    def _only(self, name: str, has_effect: bool, beside: str, found: str) -> None:
+        if name in self.model_fields_set and not has_effect:
+            raise refuse(f"only beside {beside}", field=name, found=found)
+
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _fits_together(self, info: ValidationInfo) -> Self:
+        is_solved = self.mode is Mode.IDEAL and self.rules is Rules.BOUNDED
         step = "ideal_step" if self.mode is Mode.IDEAL else "step_down"
-        if getattr(self, step) >= self.step_up:
+        if getattr(self, step) >= self.step_up and not is_solved:
             allowed = f"less than step_up, which is {self.step_up:g}: slower out than in"
             raise refuse(allowed, field=step, found=f"{getattr(self, step):g}")
         if self.window_s < self.interval_s:
@@ -172,38 +259,38 @@ class Expectations(_Part):
         if self.window_s > self.interval_s * WINDOW_INTERVALS_MAX:
             allowed = f"at most {WINDOW_INTERVALS_MAX} times interval_s, which is {self.interval_s:g}"
             raise refuse(allowed, field="window_s", found=f"{self.window_s:g}")
-        if self.mode is Mode.IDEAL and self.ideal_band_ms[1] >= self.expected_latency_ms:
+        if self.mode is Mode.IDEAL and not is_solved and self.ideal_band_ms[1] >= self.expected_latency_ms:
             allowed = f"a band below expected_latency_ms, which is {self.expected_latency_ms:g}: no slack is larger"
             low_ms, high_ms = self.ideal_band_ms
             raise refuse(allowed, field="ideal_band_ms", found=f"[{low_ms:g}, {high_ms:g}]")
+        if self.expected_min_ms > self.expected_latency_ms and not is_stored(info):
+            allowed = f"at most expected_latency_ms, which is {self.expected_latency_ms:g}"
+            raise refuse(allowed, field="expected_min_ms", found=f"{self.expected_min_ms:g}")
         return self
 
     def params(self, ranks: Ranks) -> ExpectationParams:
         """The numbers."""
+        plain = self.model_dump(exclude={"threshold", "ideal_target"})
         return ExpectationParams(
-            expected_latency_ms=self.expected_latency_ms,
-            expected_by=self.expected_by,
-            mode=self.mode,
+            **plain,
             threshold=_share(self.threshold),
-            window_s=self.window_s,
-            interval_s=self.interval_s,
-            step_up=self.step_up,
-            step_down=self.step_down,
-            calm_intervals=self.calm_intervals,
-            initial=self.initial,
-            ideal_band_ms=self.ideal_band_ms,
-            ideal_step=self.ideal_step,
+            ideal_target=_share(self.ideal_target),
+            ranks=by_class(ranks),
             throttle_max=max(THROTTLE_MAX / min(shed_order(ranks), default=1.0), self.initial),
         )
 
 
 class ResponseTime(_Part):
-    """An admission rate that keeps a percentile of the response times at a target (S)."""
+    """A limit on requests in flight, or a rate, that keeps response times at a target (S)."""
 
-    target_ms: Positive = 1000.0
-    targets_ms: dict[Class, Positive] = {}
+    target_ms: Target = 1000.0
+    targets_ms: dict[Class, Target] = {}
     classes: bool = True
     percentile: Percentile = 90.0
+    rules: Annotated[ResponseRules, Field(strict=False)] = ResponseRules.IN_FLIGHT
+    initial: InFlight = 20.0
+    counted_in: Annotated[CountedIn, Field(strict=False, alias="in")] = CountedIn.REQUESTS
+    percentiles: bool = False
     nreq: Count = 100
     timeout_s: Positive = 1.0
     alpha: Alpha = 0.7
@@ -214,10 +301,10 @@ class ResponseTime(_Part):
     c_i: Error = -0.1
     rate_min: Positive = 0.05
     rate_max: Positive = 5000.0
-    rate_initial: Positive | None = None
+    rate_initial: Positive = 100.0
     adjlo_d: Factor = 10.0
     lc_thresh: Count = 20
-    degrade: bool = False
+    degrade: Degrade = False
     quality_min: Quality = 0.0
     quality_decrease: QualityStep = 0.1
     quality_increase: QualityStep = 0.02
@@ -233,7 +320,7 @@ class ResponseTime(_Part):
         if self.rate_min >= self.rate_max:
             allowed = f"less than rate_max, which is {self.rate_max:g}"
             raise refuse(allowed, field="rate_min", found=f"{self.rate_min:g}")
-        if self.rate_initial is not None and not self.rate_min <= self.rate_initial <= self.rate_max:
+        if "rate_initial" in self.model_fields_set and not self.rate_min <= self.rate_initial <= self.rate_max:
             allowed = f"from rate_min to rate_max, which are {self.rate_min:g} and {self.rate_max:g}"
             raise refuse(allowed, field="rate_initial", found=f"{self.rate_initial:g}")
         if self.quality_min == 1 and self.degrade:
@@ -244,26 +331,58 @@ class ResponseTime(_Part):
     def _has_effect(self, info: ValidationInfo) -> Self:
         if is_stored(info):
             return self
+        is_published = self.rules is ResponseRules.PUBLISHED
+        for name in OF_RATES:
+            if name in self.model_fields_set and not is_published:
+                raise refuse("only beside rules: published", field=name, found=f"rules {self.rules}")
+        for name in _OF_LIMITS:
+            if name in self.model_fields_set and is_published:
+                raise refuse("only beside rules: in_flight", field=_shown(name), found="rules published")
+        for name in ("initial", "counted_in"):
+            if name in self.model_fields_set and self.degrade == "only":
+                raise refuse("only where requests are refused", field=_shown(name), found="degrade: only")
         for name in _OF_CLASSES:
             if name in self.model_fields_set and not self.classes:
                 raise refuse("only with classes, which yield to each other", field=name, found="classes: false")
         for name in _OF_QUALITY:
             if name in self.model_fields_set and not self.degrade:
-                raise refuse("only beside degrade: true", field=name, found="degrade: false")
+                raise refuse("only beside degrade: true or degrade: only", field=name, found="degrade: false")
+        if self.percentile > PERCENTILE_MAX and not is_published:
+            allowed = f"at most {PERCENTILE_MAX:g} with rules: in_flight: some answers have to be late"
+            raise refuse(allowed, field="percentile", found=f"{self.percentile:g}")
         return self
 
+    def targets_by_class(self) -> FourFloats:
+        """Return the target of each class, in the order of the classes (ms)."""
+        a, b, c, d = (self.targets_ms.get(name, self.target_ms) for name in CLASSES)
+        return a, b, c, d
+
+    def limit_params(self) -> LimitParams:
+        """Resolve the parameters of the limit on requests in flight."""
+        return LimitParams(allowed=(100 - min(self.percentile, PERCENTILE_MAX)) / 100, initial=self.initial)
+
+    def quality_params(self) -> QualityParams | None:
+        """Resolve the parameters of quality; None if it is never lowered."""
+        if not self.degrade:
+            return None
+        return QualityParams(self.quality_min, self.quality_decrease, self.quality_increase)
+
     def params(self, ranks: Ranks) -> ResponseTimeParams:
-        """The numbers. Without classes nobody yields to anybody."""
-        plain = self.model_dump(exclude={"classes", "rate_initial"})
+        """Resolve the parameters of the published rules. Without classes no class yields to another."""
+        table = self.model_dump(include=set(OF_RATES) | set(_OF_QUALITY))
         return ResponseTimeParams(
-            **plain,
+            **table | {"rate_initial": min(max(self.rate_initial, self.rate_min), self.rate_max)},
+            target_ms=self.target_ms,
+            targets_ms=self.targets_ms,
+            percentile=self.percentile,
+            degrade=bool(self.degrade),
+            is_refusing=self.degrade != "only",
             ranks=ranks if self.classes else dict.fromkeys(ranks, 1.0),
-            rate_initial=self.rate_max if self.rate_initial is None else self.rate_initial,
         )
 
 
 class Utilisation(_Part):
-    """Refusals while services say that they are busier than they should be (G5)."""
+    """Refusals while services report a load above their target (G5)."""
 
     target: Load = "80%"
     targets: Annotated[dict[Name, Load], Field(max_length=SIGNALS_MAX)] = {}
@@ -289,12 +408,25 @@ class Utilisation(_Part):
 
 
 class Overload(_Part):
-    """How a policy protects what it covers when that is overloaded: any of three ways, together or alone."""
+    """A policy's overload control: any of three parts, together or alone."""
 
     expectations: Expectations | None = None
     response_time: ResponseTime | None = None
     utilisation: Utilisation | None = None
     ranks: dict[Class, Rank] = {}
+    outcomes: Annotated[list[OutcomeName], Field(max_length=LISTED_MAX)] = []
+    draw_by: Annotated[list[Name], Field(max_length=LISTED_MAX)] = []
+
+    @model_validator(mode="after")
+    def _has_effect(self, info: ValidationInfo) -> Self:
+        if is_stored(info):
+            return self
+        if self.draw_by and self.expectations is None and self.utilisation is None:
+            raise refuse("only beside expectations or utilisation, which draw", field="draw_by", found="response_time")
+        if self.outcomes and self.expectations is None and self.response_time is None:
+            allowed = "only beside expectations or response_time, which measure answers"
+            raise refuse(allowed, field="outcomes", found="utilisation")
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> Self:
@@ -317,8 +449,14 @@ class Overload(_Part):
         return self
 
     def all_ranks(self) -> Ranks:
-        """Every class's rank: the policy's, or the usual one."""
+        """Return the rank of every class: the policy's own, or the default."""
         return {**RANKS, **self.ranks}
+
+
+def by_class(ranks: Ranks) -> FourFloats:
+    """Return the ranks in the order of the classes."""
+    a, b, c, d = (ranks[criticality] for criticality in CLASSES)
+    return a, b, c, d
 
 
 OVERLOAD_PARTS: dict[str, type[BaseModel]] = {
@@ -327,6 +465,11 @@ OVERLOAD_PARTS: dict[str, type[BaseModel]] = {
     "response_time": ResponseTime,
     "utilisation": Utilisation,
 }
+
+
+def _shown(name: str) -> str:
+    """Return a field's name as it is written in policies."""
+    return "in" if name == "counted_in" else name
 
 
 def _share(value: float | str) -> float:

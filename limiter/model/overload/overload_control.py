@@ -1,17 +1,14 @@
-"""One bucket's part in overload control: its three controllers on one record (Q, S, G5).
+"""One bucket's overload control: its controllers on one record (Q, S, G5).
 
-    step(state, record, reports) → state, what to set in the record, why
+    step(state, record, reports) → state, order for the record, reasons
 
-refused share of a class = the largest that any controller asks for; one draw is held against it
-rate of a class          = what its response times allow; 0 where nobody measures them
-quality                  = what response times ask for;     overloaded = any controller says so
-
-idle     nothing is due: nothing is done but to remember the least slack
-due      an interval of expectations ends, a class has nreq samples or timeout_s has passed, or somebody reported load:
-         each controller takes what came since it last ran
-rest     nothing came, nobody is refused and nothing is remembered: nothing is due until something comes
+idle     nothing is due: only the least slack is noted
+due      every cycle with a limit on what is in flight; else when an interval of expectations ends, a class has nreq
+         samples or timeout_s has passed, or somebody reported load: each controller takes what came since it last ran
+rest     nothing came, nothing is in flight, nobody is refused and nothing is remembered: nothing is due until
+         something comes. A backend that hangs is never at rest: silence is not calm (Q8, F-P11)
 anchor   the first reading: begin from here. Counters that went back: the bucket began again, count from zero
-hold     the record is absent, or a counter is no number (F-P8)
+hold     the record is absent, or a counter is NaN or infinite (F-P8)
 
 Counters are cumulative, so what came since the last run is a difference whenever it is wanted, and a cycle in which
 nothing is due needs none. A bucket is looked at in every cycle until its reading `is_resting`, and from then on when it
@@ -21,94 +18,106 @@ was touched: throttles are released while nobody asks, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
-from msgspec import MsgspecError, msgpack, to_builtins
+from msgspec.structs import replace
 
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, Record
-from limiter.model.overload import expectations, histogram, response_time, signals, utilisation
-from limiter.model.overload.expectations import ExpectationParams, ExpectationSample, ExpectationState
-from limiter.model.overload.overload_block import Overload
+from limiter.model.overload import (
+    expectations,
+    histogram,
+    in_flight_limit,
+    published_expectations,
+    quality,
+    response_time,
+    signals,
+    utilisation,
+)
+from limiter.model.overload.expectations import ExpectationParams, ExpectationSample, Rules
+from limiter.model.overload.in_flight_limit import LimitSample, LimitState
+from limiter.model.overload.orders import RENEW_US, order_of
+from limiter.model.overload.overload_state import (
+    ALL,
+    ASKED_S,
+    PERCENTILE_S,
+    Between,
+    Histograms,
+    OverloadParams,
+    OverloadState,
+    Reading,
+    Terms,
+    asking_ranks,
+    asks,
+    between,
+    in_flight_of,
+    read,
+    since,
+)
+from limiter.model.overload.quality import FULL, Quality
 from limiter.model.overload.response_time import ClassSample, ResponseTimeParams, ResponseTimeSample, ResponseTimeState
-from limiter.model.overload.shedding import CLASSES, QUALITY_FULL, FourFloats, Shedding, ShedOrder
+from limiter.model.overload.shedding import CLASSES, FourFloats, ShedOrder
 from limiter.model.overload.signals import Report
-from limiter.model.overload.utilisation import UtilisationParams, UtilisationSample, UtilisationState
-from limiter.model.policy.criticality import Criticality, Ranks
+from limiter.model.overload.utilisation import UtilisationSample, UtilisationState
+from limiter.model.policy.criticality import Criticality
 
-Reason = expectations.Reason | response_time.Reason | utilisation.Reason
+REST_LIMIT = 0.8
+"""Part of the initial limit below which a bucket does not rest, so that the limit recovers without requests."""
+NOTED = 0.1
+"""Relative: a smaller move of a limit under the same rule leaves no note."""
+IDLE_US = 1_000_000.0
+"""Time between two steps of a bucket that is idle but not at rest."""
+
+
+class LimitReason(NamedTuple):
+    """Reason for the limit on requests in flight; `str` gives it in words (R11)."""
+
+    rule: Literal["cut", "refuse", "calm", "futile", "hung"]
+    before: float
+    after: float
+    late_share: float
+    """Per cent, like the next field."""
+    allowed: float
+    target_ms: float
+    response_ms: float
+
+    def __str__(self) -> str:
+        """Return it in words: "23 % later than 1000 ms (allowed 10 %), mean 840 ms: limit 40 → 31 in flight"."""
+        told = f"{self.late_share:.3g} % later than {self.target_ms:g} ms (allowed {self.allowed:.3g} %)"
+        told += f", mean {self.response_ms:.4g} ms"
+        if self.rule == "futile":
+            told += ", and as slow with fewer in flight: load is not the cause"
+        elif self.rule == "hung":
+            told = f"nobody is answered for twice the target of {self.target_ms:g} ms"
+        moved = f"{self.before:.4g} → {self.after:.4g}" if self.after != self.before else f"stays {self.after:.4g}"
+        return f"{told}: limit {moved} in flight"
+
+
+Reason = (
+    expectations.Reason
+    | published_expectations.Reason
+    | LimitReason
+    | quality.Reason
+    | response_time.Reason
+    | utilisation.Reason
+)
 
 
 class Note(NamedTuple):
-    """A reason with its time, as it is kept and shown (R11)."""
+    """A reason with its time, as it is stored and shown (R11)."""
 
     at_us: float
     controller: str
-    """Which of the three: the name of its part of the block."""
+    """Name of the controller's part of the `overload` block."""
     rule: str
     before: float
     after: float
-    """Of the throttle, of the rate or the quality, or of the level."""
+    """Throttle, limit, rate, quality or level, like `before`."""
     sentence: str
 
 
 _ALMOST_US = 1.0
-"""Cycles of 100 ms make a second, whatever the last bit of their sum."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverloadParams:
-    """What a policy's `overload` block comes to."""
-
-    ranks: Ranks
-    expectations: ExpectationParams | None = None
-    response_time: ResponseTimeParams | None = None
-    utilisation: UtilisationParams | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A record's counters when the controllers last ran."""
-
-    read_us: float
-    admitted: float
-    timed: FourFloats
-    missed: float
-    refused: FourFloats
-    histograms: tuple[float, ...]
-    due_us: float = 0.0
-    """When a controller will have something to do even if nothing happens."""
-    due_timed: FourFloats = (math.inf,) * 4
-    """Or how many samples of a class will give it something to do."""
-    is_resting: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverloadState:
-    """What the controllers of one bucket remember."""
-
-    expectations: ExpectationState | None = None
-    response_time: ResponseTimeState | None = None
-    utilisation: UtilisationState | None = None
-    reported_us: float = 0.0
-    """The newest report that was taken in."""
-    reading: Reading | None = None
-    slack_min_ms: float = math.inf
-    """The least since the controllers last ran."""
-    slacks_seen: tuple[float, float] = (math.inf, math.inf)
-    """What the record said of slack when it was last read: none of it counts twice."""
-
-
-def overload_params(overload: Overload) -> OverloadParams:
-    """A policy's block, resolved."""
-    ranks = overload.all_ranks()
-    return OverloadParams(
-        ranks=ranks,
-        expectations=overload.expectations.params(ranks) if overload.expectations else None,
-        response_time=overload.response_time.params(ranks) if overload.response_time else None,
-        utilisation=overload.utilisation.params(ranks) if overload.utilisation else None,
-    )
+"""Tolerance with which ten cycles of 100 ms make a second in spite of rounding."""
 
 
 def step(
@@ -120,9 +129,9 @@ def step(
     now_us: float,
     since_us: float = 0.0,
 ) -> tuple[OverloadState, ShedOrder | None, tuple[Reason, ...]]:
-    """One bucket's cycle: what its controllers know now, what to set where it differs, and why anything moved.
+    """Run one bucket's cycle; return the new state, the order if the record differs, and the reasons of all moves.
 
-    `since_us` is the cycle before this: a bucket at rest has rested until then.
+    `since_us` is the previous cycle: a bucket at rest has rested until then.
     """
     if record is None or record.shedding is None:
         return state, None, ()
@@ -133,105 +142,82 @@ def step(
     if (
         reading is not None
         and reading.read_us <= now_us < reading.due_us
-        and not _is_due(known, reading, reports, state)
+        and not _is_due(record, reading, reports, state, params, now_us)
     ):
         return state, None, ()
-    now = _read(record, now_us)
+    now = read(record, now_us, with_histograms=params.percentile > 0)
     if now is None:
         return state, None, ()
-    if reading is None:
-        return _anchored(state, now, slacks, params), _order(state, known, params), ()
-    if now.read_us <= reading.read_us:  # the store's clock went back
-        return _anchored(state, now, slacks, params), None, ()
-    then = _since(reading, now)
+    if reading is None or now.read_us <= reading.read_us:  # first reading, or the store's clock went back
+        state = _begun(state, now, params)
+        state = _anchored(state, now, slacks, params)
+        return state, order_of(state, known, params, now_us) if reading is None else None, ()
+    then = since(reading, now)
     if reading.is_resting and then.read_us < since_us < now_us:
         then = replace(then, read_us=since_us)
-    state, reasons = _run(state, then, now, reports, params)
-    came = now.timed != then.timed or now.refused != then.refused
-    return _anchored(state, now, slacks, params, came=came), _order(state, known, params), reasons
+    came = between(then, now)
+    state = _asking(state, came, now_us)
+    state, reasons = _run(state, then, now, came, reports, params)
+    is_quiet = not came.timed and not now.in_flight and not any(came.asked)
+    return (
+        _anchored(state, now, slacks, params, is_quiet=is_quiet),
+        order_of(state, known, params, now_us),
+        reasons,
+    )
 
 
 def note(reason: Reason, at_us: float) -> Note:
-    """What to keep of a reason."""
+    """Return the note of a reason, for the store."""
     return Note(at_us, _CONTROLLERS[type(reason)], reason.rule, reason.before, reason.after, str(reason))
 
 
 _CONTROLLERS: dict[type, str] = {
     expectations.Reason: "expectations",
+    published_expectations.Reason: "expectations",
+    LimitReason: "response_time",
+    quality.Reason: "response_time",
     response_time.Reason: "response_time",
     utilisation.Reason: "utilisation",
 }
 
 
 def due_us(state: OverloadState) -> float:
-    """When to look at the bucket again although nobody touched it; never, while it rests."""
+    """Return the time of the next step of a bucket that is not used; infinity while it rests."""
     return math.inf if state.reading is None else state.reading.due_us
 
 
 def reconsidered(state: OverloadState) -> OverloadState:
-    """The same under another `overload` block: a sample by the new terms begins at the next step, not when due (Q6)."""
+    """Return the state for a changed `overload` block: the next step begins a new sample, due or not (Q6)."""
     return replace(state, reading=None)
 
 
-def pack_state(state: OverloadState) -> bytes:
-    """What a new owner needs to go on. Where a sample began is not kept: it begins one of its own."""
-    known = state.response_time
-    if known is not None:
-        classes = {name: replace(one, pending=(), pending_count=0.0) for name, one in known.classes.items()}
-        known = replace(known, classes=classes, reasons=())
-    return msgpack.encode(
-        replace(
-            state,
-            response_time=known,
-            reading=None,
-            slack_min_ms=math.inf,
-            slacks_seen=(math.inf, math.inf),
-        )
-    )
+# Reading
 
 
-def unpack_state(raw: bytes) -> OverloadState:
-    """What `pack_state` packed; nothing is known if it cannot be read, or holds what is no number (F-P8)."""
-    try:
-        state = _DECODER.decode(raw)
-    except (MsgspecError, ValueError):  # a name that is no UTF-8 is the latter
-        return OverloadState()
-    if any(map(math.isnan, _numbers(to_builtins(state)))):
-        return OverloadState()
-    known = state.response_time
-    if known is None:
-        return state
-    classes = {name: replace(one, pending=histogram.EMPTY) for name, one in known.classes.items()}
-    return replace(state, response_time=replace(known, classes=classes))
-
-
-_DECODER = msgpack.Decoder(OverloadState)
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, dict):
-        value = value.values()
-    elif isinstance(value, float | int):
-        yield value
-        return
-    elif not isinstance(value, tuple | list):
-        return
-    for inner in value:
-        yield from _numbers(inner)
-
-
-def _is_due(known: Shedding, reading: Reading, reports: Sequence[Report], state: OverloadState) -> bool:
-    """Whether what happened gives a controller something to do before its time."""
+def _is_due(
+    record: Record,
+    reading: Reading,
+    reports: Sequence[Report],
+    state: OverloadState,
+    params: OverloadParams,
+    now_us: float,
+) -> bool:
+    """Return True if new counts make a controller run before its time."""
+    known = record.shedding
+    assert known is not None
+    if params.is_followed or reading.is_resting:
+        if tuple(known.asked) != reading.asked or tuple(known.timed) != reading.timed:
+            return True
+        if in_flight_of(record, now_us) != reading.in_flight:
+            return True
     for timed, due_timed in zip(known.timed, reading.due_timed, strict=True):
         if timed >= due_timed:
             return True
-    if reading.is_resting and tuple(known.refused) != reading.refused:
-        return True  # a rate that was left low turns everybody away: nothing else will come
     return bool(reports) and signals.latest_us(reports) > state.reported_us
 
 
 def _with_slack(state: OverloadState, slacks: tuple[float, float]) -> OverloadState:
-    """The least slack, now that the record says something new; what it said of the epoch before only once."""
+    """Update the least slack from the record; the slack of the epoch before counts only once."""
     slack_min_ms, slack_before_ms = slacks
     least = min(state.slack_min_ms, slack_min_ms)
     if slack_before_ms not in state.slacks_seen:
@@ -239,127 +225,306 @@ def _with_slack(state: OverloadState, slacks: tuple[float, float]) -> OverloadSt
     return replace(state, slack_min_ms=least, slacks_seen=slacks)
 
 
-def _read(record: Record, now_us: float) -> Reading | None:
-    """The counters; None if one is no number."""
-    known = record.shedding
-    assert known is not None
-    a, b, c, d = known.timed
-    e, f, g, h = known.refused
-    missed = sum(known.missed)
-    if not math.isfinite(record.admitted + a + b + c + d + e + f + g + h + missed):
-        return None
-    return Reading(now_us, record.admitted, (a, b, c, d), missed, (e, f, g, h), tuple(record.histogram))
+# Stepping
 
 
-def _since(then: Reading, now: Reading) -> Reading:
-    """Where the sample begins: at the last reading, or at zero if the bucket began again."""
-    began_anew = now.admitted < then.admitted or any(
-        late < early for late, early in zip(now.timed + now.refused, then.timed + then.refused, strict=True)
-    )
-    return replace(then, admitted=0.0, timed=_ZEROS, missed=0.0, refused=_ZEROS, histograms=()) if began_anew else then
+def _begun(state: OverloadState, now: Reading, params: OverloadParams) -> OverloadState:
+    """Return the first state of every controller, for a bucket that is new or has a new owner."""
+    if params.expectations is not None:
+        if params.is_published:
+            state = replace(state, published=state.published or published_expectations.start(params.expectations))
+        else:
+            state = replace(state, expectations=state.expectations or expectations.start(params.expectations))
+    if params.limit is not None and state.limit is None:
+        target_s = _target_s(state, params.limit, now.read_us)
+        unit = state.charge or 1.0
+        limit = in_flight_limit.start(params.limit.limit, target_s, now.in_flight / unit)
+        state = replace(state, limit=limit, noted_limit=limit.limit)
+    return state
 
 
-_ZEROS: FourFloats = (0.0, 0.0, 0.0, 0.0)
+def _asking(state: OverloadState, came: Between, now_us: float) -> OverloadState:
+    """Note the classes that ask."""
+    if not any(came.asked):
+        return state
+    a, b, c, d = (now_us if asked else at_us for asked, at_us in zip(came.asked, state.asked_us, strict=True))
+    return replace(state, asked_us=(a, b, c, d))
 
 
 def _run(
-    state: OverloadState, then: Reading, now: Reading, reports: Sequence[Report], params: OverloadParams
+    state: OverloadState,
+    then: Reading,
+    now: Reading,
+    came: Between,
+    reports: Sequence[Report],
+    params: OverloadParams,
 ) -> tuple[OverloadState, tuple[Reason, ...]]:
-    """Run every controller that the policy has on what came since the last run."""
+    """Run every controller of the policy on the counts since the last run."""
     reasons: list[Reason] = []
-    elapsed_s = (now.read_us - then.read_us) / 1e6
-    missing, timing, busy = state.expectations, state.response_time, state.utilisation
-    reported_us = state.reported_us
+    state = _begun(state, now, params)
     if params.expectations is not None:
-        missing = missing or expectations.start(params.expectations)
-        sample = _expectation_sample(state, then, now, elapsed_s)
-        sample = sample._replace(refused=_refused_in_part(missing.throttle, then, now, params.ranks))
-        missing = expectations.step(missing, sample, params.expectations)
-        reasons += [missing.reason] if missing.reason is not None else []
+        state = _run_expectations(state, came, params, reasons)
+    if params.limit is not None:
+        state = _run_limit(state, came, params.limit, now.read_us, reasons)
+    if params.percentile:
+        state = _with_percentile(state, now, params.percentile)
     if params.response_time is not None:
-        timing = response_time.step(
-            timing or ResponseTimeState(), _response_times(then, now, elapsed_s), params.response_time
-        )
-        reasons += timing.reasons
+        state = _run_rates(state, then, now, came, params, reasons)
     if params.utilisation is not None:
-        newest_us = signals.latest_us(reports)
-        heard = newest_us > reported_us
-        stale_us = now.read_us - params.utilisation.stale_s * 1e6
-        loads = signals.loads(reports, since_us=stale_us) if heard else {}
-        busy = utilisation.step(busy or UtilisationState(), UtilisationSample(elapsed_s, loads), params.utilisation)
-        reported_us = max(reported_us, newest_us)
-        if busy.reason is not None and (heard or busy.reason.before != busy.reason.after):
-            reasons.append(busy.reason)
-    state = OverloadState(expectations=missing, response_time=timing, utilisation=busy, reported_us=reported_us)
+        state = _run_utilisation(state, now.read_us, came, reports, params, reasons)
     return state, tuple(reasons)
 
 
-def _expectation_sample(state: OverloadState, then: Reading, now: Reading, elapsed_s: float) -> ExpectationSample:
-    timed = sum(now.timed) - sum(then.timed)
-    slack_min_ms = math.inf
-    if timed > 0:
-        # No new slack: nobody had less than the least that is known already.
-        slack_min_ms = state.slacks_seen[0] if state.slack_min_ms == math.inf else state.slack_min_ms
-    return ExpectationSample(elapsed_s, timed, now.missed - then.missed, slack_min_ms, now.admitted - then.admitted)
+def _run_expectations(
+    state: OverloadState, came: Between, params: OverloadParams, reasons: list[Reason]
+) -> OverloadState:
+    terms = params.expectations
+    assert terms is not None
+    sample = ExpectationSample(
+        came.elapsed_s,
+        came.in_flight,
+        came.timed,
+        came.missed,
+        came.seconds,
+        came.admitted,
+        came.asked,
+        sum(came.refused),
+    )
+    if params.is_published:
+        assert state.published is not None
+        stepped = published_expectations.step(state.published, _with_least_slack(state, sample), terms)
+        if stepped.reason is not None:
+            reasons.append(stepped.reason)
+        return replace(state, published=stepped)
+    assert state.expectations is not None
+    missing = expectations.step(state.expectations, sample, terms)
+    if missing.reason is not None:
+        reasons.append(missing.reason)
+    return replace(state, expectations=missing)
 
 
-def _refused_in_part(throttle: float, then: Reading, now: Reading, ranks: Ranks) -> float:
-    """Refused requests of the classes that a larger or smaller throttle would refuse more or less of."""
-    return math.fsum(
-        after - before
-        for criticality, before, after in zip(CLASSES, then.refused, now.refused, strict=True)
-        if 0 < expectations.refusal_share(throttle, ranks[criticality]) < 1
+def _with_least_slack(state: OverloadState, sample: ExpectationSample) -> ExpectationSample:
+    if not sample.settled > 0:
+        return sample
+    # No new slack: the known least is still the least.
+    least_ms = state.slacks_seen[0] if state.slack_min_ms == math.inf else state.slack_min_ms
+    return sample._replace(slack_min_ms=least_ms)
+
+
+def _target_s(state: OverloadState, terms: Terms, now_us: float) -> float:
+    """Return the shortest target of the asking classes; of all classes if none asks."""
+    asked = [target_s for target_s, is_asking in zip(terms.targets_s, asks(state, now_us), strict=True) if is_asking]
+    return min(asked or terms.targets_s)
+
+
+def _run_limit(
+    state: OverloadState, came: Between, terms: Terms, now_us: float, reasons: list[Reason]
+) -> OverloadState:
+    before = state.limit
+    assert before is not None
+    charge = _charge(state.charge, came) if terms.in_work else 0.0
+    in_flight = came.in_flight / (charge or 1.0)
+    target_s = _target_s(state, terms, now_us)
+    sample = LimitSample(came.elapsed_s, in_flight, came.timed, came.late, sum(came.refused), came.seconds, target_s)
+    limit = in_flight_limit.step(before, sample, terms.limit)
+    is_hung = in_flight_limit.is_hung(limit, in_flight, target_s)
+    noted = state.noted_limit
+    is_moved = limit.rule != "calm" and abs(limit.limit - noted) > NOTED * noted
+    if limit.rule != before.rule or is_moved or is_hung != state.is_hung:
+        reasons.append(
+            LimitReason(
+                "hung" if is_hung else limit.rule,
+                noted,
+                limit.limit,
+                limit.late_share * 100,
+                terms.limit.allowed * 100,
+                target_s * 1000,
+                limit.response_s * 1000,
+            )
+        )
+        noted = limit.limit
+    graded = _graded(state.quality, limit, came.elapsed_s, target_s, terms, reasons)
+    return replace(
+        state,
+        limit=limit,
+        noted_limit=noted,
+        is_hung=is_hung,
+        charge=charge,
+        quality=graded,
+        target_ms=target_s * 1000,
     )
 
 
-def _response_times(then: Reading, now: Reading, elapsed_s: float) -> ResponseTimeSample:
-    """Of every class that was ever heard of."""
+def _with_percentile(state: OverloadState, now: Reading, percentile: float) -> OverloadState:
+    """Update the percentile of the last seconds, if the policy keeps a histogram (S7)."""
+    began = state.shown
+    if began is None or len(began.counts) != len(now.histograms):
+        return replace(state, shown=Histograms(now.read_us, now.histograms))
+    if now.read_us - began.read_us < PERCENTILE_S * 1e6 and now.read_us >= began.read_us:
+        return state
+    counts = histogram.between(began.counts, now.histograms)
+    steps = [sum(counts[step::HISTOGRAM_STEPS]) for step in range(HISTOGRAM_STEPS)]
+    found_ms = histogram.percentile(steps, percentile)
+    return replace(state, percentile_ms=found_ms or 0.0, shown=Histograms(now.read_us, now.histograms))
+
+
+def _charge(known: float, came: Between) -> float:
+    """Return the mean charge of a request, averaged over about ten cycles."""
+    if not (came.admitted > 0 and 0 < came.work_charged < math.inf):
+        return known
+    charge = came.work_charged / came.admitted
+    return known + 0.1 * (charge - known) if known else charge
+
+
+def _graded(
+    known: Quality, limit: LimitState, elapsed_s: float, target_s: float, terms: Terms, reasons: list[Reason]
+) -> Quality:
+    """Step the quality: it falls while answers are late or requests are refused, and recovers slowly (S8)."""
+    if terms.quality is None:
+        return FULL
+    allowed = terms.limit.allowed if terms.is_limiting else terms.limit.allowed / 2
+    moved = quality.step(
+        known,
+        terms.quality,
+        elapsed_s=elapsed_s,
+        target_s=target_s,
+        is_late=limit.rule == "cut" or (terms.is_limiting and limit.is_refusing),
+        is_calm=limit.rule == "calm" and limit.late_share <= allowed,
+    )
+    if moved.value != known.value:
+        rule: quality.Rule = "degrade" if moved.value < known.value else "restore"
+        reasons.append(quality.Reason(rule, known.value, moved.value, limit.late_share * 100))
+    return moved
+
+
+def _run_rates(
+    state: OverloadState, then: Reading, now: Reading, came: Between, params: OverloadParams, reasons: list[Reason]
+) -> OverloadState:
+    """Run the published rules."""
+    assert params.response_time is not None
+    sample = _response_times(state, then, now, came, with_classes=params.with_classes)
+    timing = response_time.step(state.response_time or ResponseTimeState(), sample, params.response_time)
+    reasons += timing.reasons
+    parts = state.asked_parts if params.with_classes else _parts(state.asked_parts, came)
+    target_ms = min(params.response_time.target_of(name) for name in CLASSES)
+    return replace(state, response_time=timing, asked_parts=parts, target_ms=target_ms)
+
+
+def _parts(known: FourFloats, came: Between) -> FourFloats:
+    """Return each class's part of all requests."""
+    total = sum(came.asked)
+    if not total > 0:
+        return known
+    weight = min(1.0, came.elapsed_s / ASKED_S) if any(known) else 1.0
+    a, b, c, d = (part + weight * (asked / total - part) for part, asked in zip(known, came.asked, strict=True))
+    return a, b, c, d
+
+
+def _response_times(
+    state: OverloadState, then: Reading, now: Reading, came: Between, *, with_classes: bool
+) -> ResponseTimeSample:
+    """Return the sample of every asking class; without classes, one sample of all (S8)."""
+    is_asking = asks(state, now.read_us)
     classes: dict[Criticality, ClassSample] = {}
     for number, criticality in enumerate(CLASSES):
-        if not now.timed[number] + now.refused[number]:
+        if not is_asking[number] and now.timed[number] == then.timed[number]:
             continue
         counts: tuple[float, ...] = ()
         if now.timed[number] > then.timed[number]:
             first, last = number * HISTOGRAM_STEPS, (number + 1) * HISTOGRAM_STEPS
             counts = histogram.between(then.histograms[first:last], now.histograms[first:last])
-        classes[criticality] = ClassSample(counts, now.refused[number] - then.refused[number])
-    return ResponseTimeSample(elapsed_s, classes)
+        classes[criticality] = ClassSample(counts, came.refused[number])
+    if with_classes or not classes:
+        return ResponseTimeSample(came.elapsed_s, classes)
+    together: Sequence[float] = ()
+    for one in classes.values():
+        together = histogram.added(together, one.histogram) if together and one.histogram else together or one.histogram
+    return ResponseTimeSample(came.elapsed_s, {ALL: ClassSample(together, sum(came.refused))})
+
+
+def _run_utilisation(
+    state: OverloadState,
+    now_us: float,
+    came: Between,
+    reports: Sequence[Report],
+    params: OverloadParams,
+    reasons: list[Reason],
+) -> OverloadState:
+    terms = params.utilisation
+    assert terms is not None
+    newest_us = signals.latest_us(reports)
+    is_heard = newest_us > state.reported_us
+    loads = signals.loads(reports, since_us=now_us - terms.stale_s * 1e6) if is_heard else {}
+    sample = UtilisationSample(came.elapsed_s, loads, asking_ranks(state, params, now_us))
+    busy = utilisation.step(state.utilisation or UtilisationState(), sample, terms)
+    if busy.reason is not None and (is_heard or busy.reason.before != busy.reason.after):
+        reasons.append(busy.reason)
+    return replace(state, utilisation=busy, reported_us=max(state.reported_us, newest_us))
+
+
+# The next step
 
 
 def _anchored(
-    state: OverloadState, now: Reading, slacks: tuple[float, float], params: OverloadParams, *, came: bool = True
+    state: OverloadState,
+    now: Reading,
+    slacks: tuple[float, float],
+    params: OverloadParams,
+    *,
+    is_quiet: bool = False,
 ) -> OverloadState:
-    """Begin the next sample here."""
-    if not came and _is_calm(state, params):
+    """Begin the next sample at this reading."""
+    if is_quiet and _is_calm(state, params):
         a, b, c, d = now.timed
         reading = replace(now, due_us=math.inf, due_timed=(a + 1, b + 1, c + 1, d + 1), is_resting=True)
         return replace(state, reading=reading, slack_min_ms=math.inf, slacks_seen=slacks)
-    due_us, due_timed = math.inf, now.due_timed
+    at_us, due_timed = now.read_us + RENEW_US, now.due_timed
     if params.expectations is not None:
-        left_s = params.expectations.interval_s - (state.expectations.open_s if state.expectations else 0.0)
-        due_us = now.read_us + left_s * 1e6
+        at_us = min(at_us, now.read_us + _interval_left_s(state, params.expectations) * 1e6)
+    if params.is_followed:
+        at_us = min(at_us, now.read_us + IDLE_US) if is_quiet else now.read_us
     if params.response_time is not None:
-        due_us = min(due_us, now.read_us + _response_time_left_s(state.response_time, params.response_time) * 1e6)
+        at_us = min(at_us, now.read_us + _response_time_left_s(state.response_time, params.response_time) * 1e6)
         due_timed = _due_timed(state.response_time, now.timed, params.response_time)
     if params.utilisation is not None:
-        due_us = min(due_us, now.read_us + params.utilisation.smoothing_s * 1e6)
-    reading = replace(now, due_us=due_us - _ALMOST_US, due_timed=due_timed)
+        at_us = min(at_us, now.read_us + params.utilisation.smoothing_s * 1e6)
+    reading = replace(now, due_us=at_us - _ALMOST_US, due_timed=due_timed)
     return replace(state, reading=reading, slack_min_ms=math.inf, slacks_seen=slacks)
 
 
+def _interval_left_s(state: OverloadState, params: ExpectationParams) -> float:
+    missing = state.published if params.rules is Rules.PUBLISHED else state.expectations
+    return params.interval_s - (missing.open_s if missing else 0.0)
+
+
 def _is_calm(state: OverloadState, params: OverloadParams) -> bool:
-    """Whether every controller would stay as it is, however often it ran on nothing."""
-    missing, timing, busy = state.expectations, state.response_time, state.utilisation
-    if params.expectations is not None and (
-        missing is None
-        or missing.throttle != params.expectations.initial
-        or missing.open.settled
-        or any(interval.settled for interval in missing.intervals)
-    ):
+    """Return True if no controller would change its state, however many empty samples it ran on."""
+    if params.expectations is not None and not _is_patient(state, params):
         return False
+    if params.limit is not None:
+        limit = state.limit
+        if limit is None or limit.rule != "calm" or limit.unrefused < in_flight_limit.CALM:
+            return False
+        if limit.limit < REST_LIMIT * params.limit.limit.initial or state.quality.value < 1.0:
+            return False
+    timing, busy = state.response_time, state.utilisation
     if timing is not None and any(one.above or one.refusing or one.pending_count for one in timing.classes.values()):
         return False
+    if timing is not None and timing.quality < 1.0:
+        return False
     return busy is None or not (busy.level or busy.signals)
+
+
+def _is_patient(state: OverloadState, params: OverloadParams) -> bool:
+    """Return True if the state of expectations holds nothing that moves the throttle."""
+    assert params.expectations is not None
+    missing = state.published if params.is_published else state.expectations
+    if missing is None or missing.throttle != params.expectations.initial:
+        return False
+    if missing.open.settled or any(interval.settled for interval in missing.intervals):
+        return False
+    limit = None if state.expectations is None or params.is_published else state.expectations.limit
+    return limit is None or (limit.rule == "calm" and limit.unrefused >= in_flight_limit.CALM)
 
 
 def _response_time_left_s(known: ResponseTimeState | None, params: ResponseTimeParams) -> float:
@@ -374,47 +539,3 @@ def _due_timed(known: ResponseTimeState | None, timed: FourFloats, params: Respo
         for count, criticality in zip(timed, CLASSES, strict=True)
     )
     return a, b, c, d
-
-
-def _order(state: OverloadState, known: Shedding, params: OverloadParams) -> ShedOrder | None:
-    """What the controllers ask for together; None if the record says so already."""
-    order = ShedOrder(
-        state.response_time.quality if params.response_time and state.response_time else QUALITY_FULL,
-        _is_overloaded(state, params),
-        _by_class(lambda criticality: _refused_share(state, params, params.ranks[criticality])),
-        _by_class(lambda criticality: _rate(state, params, criticality)),
-    )
-    present = (known.quality, known.overloaded == 1, tuple(known.refused_shares), tuple(known.rates))
-    return None if order == present else order
-
-
-def _by_class(number_of: Callable[[Criticality], float]) -> FourFloats:
-    a, b, c, d = (number_of(criticality) for criticality in CLASSES)
-    return a, b, c, d
-
-
-def _is_overloaded(state: OverloadState, params: OverloadParams) -> bool:
-    """Whether any controller that the policy has now says so."""
-    return bool(
-        (params.expectations and state.expectations and state.expectations.overloaded)
-        or (params.response_time and state.response_time and state.response_time.overloaded)
-        or (params.utilisation and state.utilisation and state.utilisation.overloaded)
-    )
-
-
-def _refused_share(state: OverloadState, params: OverloadParams, rank: float) -> float:
-    """The largest that any controller asks for: one draw against it refuses no more than the strictest would."""
-    share = 0.0
-    if params.expectations is not None:
-        throttle = state.expectations.throttle if state.expectations else params.expectations.initial
-        share = expectations.refusal_share(throttle, rank)
-    if params.utilisation is not None and state.utilisation is not None:
-        share = max(share, utilisation.refusal_share(state.utilisation.level, rank, params.ranks))
-    return share
-
-
-def _rate(state: OverloadState, params: OverloadParams, criticality: Criticality) -> float:
-    if params.response_time is None or state.response_time is None:
-        return 0.0
-    known = state.response_time.classes.get(criticality)
-    return known.rate if known is not None else 0.0

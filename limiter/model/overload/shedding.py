@@ -1,30 +1,89 @@
-"""What overload control knows of one bucket, and whom it turns away: the reference for the scripts' part in it.
+"""Overload control's state in one bucket, and its refusals: the reference for the scripts' part in it.
 
-    turned away   draw < refused share of the class        Q4, G5: the draw in [0, 1) is the node's
+    turned away   in flight >= limit of the class           S9: all classes together, in requests or in work (S11)
+                  or draw < refused share of the class      Q4, G5: the draw in [0, 1) is the node's
                   or the class is limited and has no token  S3: tokens = min(max(1, rate), tokens + elapsed · rate)
 
-The controller sets shares, rates, quality and whether callers are told to slow down; requests and settles count.
-Classes stand in the order of `Criticality`: the first is the most critical.
+    yields first  a request whose customer is above its committed rate (S11), or that expects its answer sooner than
+                  answers come (Q13): judged as one class lower; in the lowest class by twice the share and nine
+                  tenths of the limit
+
+    lent          quality, state, shares and rates hold until `lent_until_us`; without a controller they end (Q11).
+                  Limits stay.
+
+The controller sets them; requests and settles count. Classes stand in the order of `Criticality`: the first is the most
+critical.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Literal, NamedTuple
 
 from limiter.model.policy.criticality import Criticality
 
 CLASSES = tuple(Criticality)
 CLASS_NUMBERS = {criticality: number for number, criticality in enumerate(CLASSES)}
-"""What scripts and reservations call a class."""
+"""Numbers of the classes in scripts and reservations."""
 
 QUALITY_FULL = 1.0
+
+LENT_FOR_US = 10_000_000
+"""Time after which a throttle ends unless the controller renews it (Q11)."""
+
+LENT_FOR_MAX_US = 60_000_000
+
+RECENT = 50.0
+"""Number of a class's latest requests, about, over which its refused share is measured (S8)."""
+
+RECENT_MIN = 10.0
+"""Least number of requests in that average, so that two refusals of the first three have little weight."""
+
+OVERLOADED_SHARE = 0.2
+"""Refused share of a class from which on its refusals report an overload, even if the controller does not (S8)."""
+
+LOWEST_SHARE, LOWEST_LIMIT = 2.0, 0.9
+"""Factors of the lowest class's share and limit for its requests that yield first."""
 
 FourFloats = tuple[float, float, float, float]
 """A number for each class."""
 
 NO_CLASS: FourFloats = (0.0, 0.0, 0.0, 0.0)
+
+_LOWEST = len(CLASSES) - 1
+
+
+class State(IntEnum):
+    """A bucket's state, as answers report it."""
+
+    CALM = 0
+    DEGRADED = 1
+    """Answers should be cheaper than usual (S4); nobody is refused for it."""
+    RECOVERING = 2
+    """It was overloaded, and throttles are being released."""
+    OVERLOADED = 3
+    """Callers should slow down (Q6)."""
+
+    @property
+    def word(self) -> Literal["calm", "degraded", "recovering", "overloaded"]:
+        """The name that answers use."""
+        return _WORDS[self]
+
+
+_WORDS: tuple[Literal["calm", "degraded", "recovering", "overloaded"], ...] = (
+    "calm", "degraded", "recovering", "overloaded",
+)  # fmt: skip
+
+
+class OverloadTerms(NamedTuple):
+    """The terms of a policy's `overload` block for the scripts."""
+
+    targets_ms: FourFloats = NO_CLASS
+    """Response time above which an answer is late, by class; 0: no target."""
+    limit_initial: float = 0.0
+    """Limit on requests in flight until the controller has read the bucket; 0: not limited (S8)."""
 
 
 def _zeros() -> list[float]:
@@ -33,73 +92,148 @@ def _zeros() -> list[float]:
 
 @dataclass(slots=True, kw_only=True)
 class Shedding:
-    """Overload control's part of a record, in the order of its layout."""
+    """Overload control's part of a record, in the order of its layout. The record itself counts misses."""
 
     quality: float = QUALITY_FULL
-    """How good answers should be, 0 to 1 (S4)."""
-    overloaded: float = 0.0
-    """1 while callers should slow down (Q6)."""
+    """Quality that answers should have, 0 to 1 (S4)."""
+    state: float = 0.0
+    """The number of a `State`."""
+    lent_until_us: float = 0.0
+    """Time at which quality, state, shares and rates end; 0: none is in force, whatever their values (Q11)."""
+    response_ms: float = 0.0
+    """Present response time; 0: unknown (Q13)."""
     refused_shares: list[float] = field(default_factory=_zeros)
-    """The share of each class's requests that is refused (Q4)."""
+    """The share of each class's requests that is to be refused (Q4)."""
     rates: list[float] = field(default_factory=_zeros)
-    """Requests a second of each class; 0: not limited (S3)."""
+    """Requests per second of each class; 0: not limited (S3)."""
     tokens: list[float] = field(default_factory=_zeros)
     """Requests that each class may send at once."""
+    limits: list[float] = field(default_factory=_zeros)
+    """Requests in flight, of all classes together, at which each class is refused; 0: not limited (S9)."""
+    asked: list[float] = field(default_factory=_zeros)
+    """Requests of each class, so far."""
     refused: list[float] = field(default_factory=_zeros)
-    """Requests of each class that were turned away, so far."""
+    """Those of them that were turned away."""
+    refused_recently: list[float] = field(default_factory=_zeros)
+    """The share of the latest requests of each class that was turned away, about `RECENT` of them (S8)."""
     timed: list[float] = field(default_factory=_zeros)
-    """Settled requests of each class that told how long they took, so far."""
-    missed: list[float] = field(default_factory=_zeros)
-    """Those of them that took longer than expected."""
+    """Settled requests of each class, so far; each has taken a known time (Q8)."""
+    late: list[float] = field(default_factory=_zeros)
+    """Those of them that took longer than the target of their class, or failed where the policy counts that."""
+    seconds: float = 0.0
+    """Sum of the response times of all of them."""
     slack_min_ms: float = math.inf
-    """The least of expected − actual since the bucket was last listed as touched (Q5)."""
+    """Minimum of expected − actual since the bucket was last listed as touched (Q5)."""
     slack_before_ms: float = math.inf
-    """The same between the last two listings: who reads just after one finds both."""
+    """The same between the last two listings, so that a read just after a listing finds both."""
 
     def copy(self) -> Shedding:
-        """The same, apart."""
-        return Shedding(
-            quality=self.quality,
-            overloaded=self.overloaded,
-            refused_shares=list(self.refused_shares),
-            rates=list(self.rates),
-            tokens=list(self.tokens),
-            refused=list(self.refused),
-            timed=list(self.timed),
-            missed=list(self.missed),
-            slack_min_ms=self.slack_min_ms,
-            slack_before_ms=self.slack_before_ms,
-        )
+        """Return an independent copy."""
+        copied = replace(self)
+        for name in _LISTS:
+            setattr(copied, name, list(getattr(self, name)))
+        return copied
+
+
+_LISTS = tuple(name for name in Shedding.__dataclass_fields__ if isinstance(getattr(Shedding(), name), list))
 
 
 class ShedOrder(NamedTuple):
-    """What the controller sets of a bucket's overload control, as absolute values."""
+    """The controller's order for a bucket's overload control, in absolute values."""
 
     quality: float = QUALITY_FULL
-    overloaded: bool = False
+    state: State = State.CALM
+    lent_for_us: int = LENT_FOR_US
+    """Time for which all values but the limits hold."""
+    response_ms: float = 0.0
     refused_shares: FourFloats = NO_CLASS
     rates: FourFloats = NO_CLASS
+    limits: FourFloats = NO_CLASS
+
+
+def begin(terms: OverloadTerms, share: float) -> Shedding:
+    """Return the state of a new bucket with a share of its limit: it may be limited from the start (S8)."""
+    limit = max(1.0, terms.limit_initial * share) if terms.limit_initial > 0 else 0.0
+    return Shedding(limits=[limit] * len(CLASSES))
 
 
 def refill(shedding: Shedding, elapsed_us: float) -> None:
     """Credit each limited class the time that has passed: a second's worth of requests at most, and one at least."""
+    if shedding.lent_until_us == 0:
+        return
     for number, rate in enumerate(shedding.rates):
         if rate > 0:
             shedding.tokens[number] = min(shedding.tokens[number] + elapsed_us * rate / 1e6, max(1.0, rate))
 
 
-def turns_away(shedding: Shedding, number: int, draw: float) -> bool:
-    """Whether a request is turned away."""
-    if draw < shedding.refused_shares[number]:
+def lapse(shedding: Shedding, now_us: int) -> None:
+    """End lent values whose time is over, or would be longer because the clock went back (Q11)."""
+    until_us = shedding.lent_until_us
+    if until_us > 0 and not now_us < until_us <= now_us + LENT_FOR_MAX_US:
+        _end(shedding)
+
+
+def _end(shedding: Shedding) -> None:
+    shedding.quality, shedding.state, shedding.lent_until_us, shedding.response_ms = QUALITY_FULL, 0.0, 0.0, 0.0
+    shedding.refused_shares, shedding.rates, shedding.tokens = _zeros(), _zeros(), _zeros()
+
+
+def turns_away(
+    shedding: Shedding,
+    number: int,
+    draw: float,
+    *,
+    in_flight: float,
+    expected_ms: float,
+    over_committed: bool,
+    free: float = 1.0,
+) -> bool:
+    """Return True if a request is turned away. `free` is the part of the limit that is not lent (B8)."""
+    share_by = limit_by = 1.0
+    if over_committed or (shedding.lent_until_us > 0 and expected_ms < shedding.response_ms):
+        if number < _LOWEST:
+            number += 1
+        else:
+            share_by, limit_by = LOWEST_SHARE, LOWEST_LIMIT
+    limit = shedding.limits[number]
+    if limit > 0 and in_flight >= limit * limit_by * free:
+        return True
+    if shedding.lent_until_us == 0:
+        return False
+    if draw < shedding.refused_shares[number] * share_by:
         return True
     return shedding.rates[number] != 0 and shedding.tokens[number] < 1
 
 
+def ask(shedding: Shedding, number: int, requests: float, *, refused: bool) -> None:
+    """Count requests of a class, turned away or not."""
+    asked = shedding.asked[number] + requests
+    shedding.asked[number] = asked
+    if refused:
+        shedding.refused[number] += requests
+    told, recently = 1.0 if refused else 0.0, shedding.refused_recently[number]
+    weight = min(1.0, requests / min(max(asked, RECENT_MIN), RECENT))
+    shedding.refused_recently[number] = recently + (told - recently) * weight
+
+
 def take(shedding: Shedding, number: int, requests: float) -> None:
-    """Debit a class for requests that were let in."""
-    if shedding.rates[number] > 0:
+    """Debit a class for admitted requests."""
+    if shedding.lent_until_us > 0 and shedding.rates[number] > 0:
         tokens = shedding.tokens[number]
         shedding.tokens[number] = tokens - requests if requests < tokens else 0.0
+
+
+def share_told(shedding: Shedding, number: int) -> float:
+    """Return the refused share of a class, as answers report it: the larger of the set and the measured share."""
+    recently = shedding.refused_recently[number]
+    return max(shedding.refused_shares[number], recently) if shedding.lent_until_us > 0 else recently
+
+
+def state_told(shedding: Shedding, number: int, *, turned_away: bool) -> State:
+    """Return the bucket's state, as the answer to a request of a class reports it."""
+    if turned_away and share_told(shedding, number) >= OVERLOADED_SHARE:
+        return State.OVERLOADED
+    return State(int(shedding.state)) if shedding.lent_until_us > 0 else State.CALM
 
 
 def begin_epoch(shedding: Shedding) -> None:
@@ -107,31 +241,46 @@ def begin_epoch(shedding: Shedding) -> None:
     shedding.slack_before_ms, shedding.slack_min_ms = shedding.slack_min_ms, math.inf
 
 
-def count(shedding: Shedding, number: int, *, latency_ms: float, expected_ms: float) -> None:
-    """One request of a class told how long it took (Q2, Q5)."""
+def count(shedding: Shedding, number: int, *, latency_ms: float, expected_ms: float, target_ms: float) -> None:
+    """Count one answered request of a class. An expectation of −inf means that it failed, however fast (Q2, Q5, Q8)."""
+    failed = expected_ms == -math.inf
     shedding.timed[number] += 1
-    if latency_ms > expected_ms:
-        shedding.missed[number] += 1
+    shedding.seconds += latency_ms / 1000
+    if failed or 0 < target_ms < latency_ms:
+        shedding.late[number] += 1
     slack_ms = expected_ms - latency_ms
-    if slack_ms < shedding.slack_min_ms:
+    if slack_ms < shedding.slack_min_ms and not failed:
         shedding.slack_min_ms = slack_ms
 
 
-def obey(shedding: Shedding, order: ShedOrder, *, rate_max: float) -> None:
-    """Set what the controller decided; a number that makes no sense leaves what was there (F-P8)."""
+def obey(shedding: Shedding, order: ShedOrder, *, rate_max: float, now_us: int) -> None:
+    """Set the values of the controller's order; an invalid number leaves the old value (F-P8)."""
+    if shedding.lent_until_us == 0:
+        _end(shedding)
     if 0 <= order.quality <= 1:
         shedding.quality = order.quality
-    shedding.overloaded = float(order.overloaded)
+    if order.state in _STATES:
+        shedding.state = float(order.state)
+    if 0 < order.lent_for_us <= LENT_FOR_MAX_US:
+        shedding.lent_until_us = float(now_us + order.lent_for_us)
+    if 0 <= order.response_ms <= rate_max:
+        shedding.response_ms = order.response_ms
     for number, share in enumerate(order.refused_shares):
         if 0 <= share <= 1:
             shedding.refused_shares[number] = share
     for number, rate in enumerate(order.rates):
         if 0 <= rate <= rate_max:
             _set_rate(shedding, number, rate)
+    for number, limit in enumerate(order.limits):
+        if 0 <= limit <= rate_max:
+            shedding.limits[number] = limit
+
+
+_STATES = frozenset(map(float, State))
 
 
 def _set_rate(shedding: Shedding, number: int, rate: float) -> None:
-    """A class that was not limited begins with a second's worth; one that was keeps what its new rate allows."""
+    """Set a class's rate. A newly limited class begins with one second's tokens; others keep what the rate allows."""
     most, tokens = max(1.0, rate), shedding.tokens[number]
     if rate == 0:
         tokens = 0.0
@@ -141,10 +290,13 @@ def _set_rate(shedding: Shedding, number: int, rate: float) -> None:
 
 
 def is_sound(shedding: Shedding, *, rate_max: float) -> bool:
-    """Whether the numbers are such as may have been set. Written so that NaN fails as well."""
-    return (
+    """Return True if all values in force are valid. Written so that NaN fails as well."""
+    if not (0 <= shedding.lent_until_us <= rate_max and all(0 <= limit <= rate_max for limit in shedding.limits)):
+        return False
+    return shedding.lent_until_us == 0 or (
         0 <= shedding.quality <= 1
-        and shedding.overloaded in (0.0, 1.0)
+        and shedding.state in _STATES
+        and 0 <= shedding.response_ms <= rate_max
         and all(0 <= share <= 1 for share in shedding.refused_shares)
         and all(0 <= rate <= rate_max for rate in shedding.rates)
         and all(0 <= tokens <= rate_max for tokens in shedding.tokens)

@@ -1,9 +1,9 @@
-"""What services report of their load (G5): the reference for `lua/signal.lua`.
+"""Reports of services about their load (G5): the reference for `lua/signal.lua`.
 
     reports = those of other sources, not older than SIGNAL_TTL_US, at most SOURCES_MAX − 1 · the new one
 
-The load that several sources report is their mean, over those that have been heard of lately: one that is gone falls
-silent, and one that reports more often weighs no more.
+The load that several sources report is the mean of the recent reports, one per source: a source that is gone drops out,
+and one that reports more often has no more weight.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 SIGNAL_TTL_US = 60_000_000
 SOURCES_MAX = 64
-"""Of a larger fleet the newest reports are kept: a sample of it."""
+"""Most sources that are kept: the newest reports stand for a larger fleet."""
 
 
 class Report(NamedTuple):
-    """What one source last said."""
+    """The latest report of one source."""
 
     source: bytes
     reported_us: float
@@ -25,7 +25,7 @@ class Report(NamedTuple):
 
 
 def add(reports: Sequence[Report], report: Report) -> tuple[Report, ...]:
-    """The reports with a new one, oldest first."""
+    """Return the reports with a new one added, oldest first."""
     now_us = report.reported_us
     others = [
         other
@@ -36,12 +36,12 @@ def add(reports: Sequence[Report], report: Report) -> tuple[Report, ...]:
 
 
 def latest_us(reports: Iterable[Report]) -> float:
-    """When anybody last reported; 0 if nobody did."""
+    """Return the time of the latest report; 0 without reports."""
     return max((report.reported_us for report in reports), default=0.0)
 
 
 def loads(reports: Iterable[Report], *, since_us: float) -> dict[str, float]:
-    """Every signal at the mean of the sources that reported it since a time."""
+    """Return every signal's mean over the sources that reported it since a time."""
     found: dict[str, list[float]] = {}
     for report in reports:
         if report.reported_us > since_us:

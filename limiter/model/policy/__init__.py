@@ -1,1 +1,1 @@
-"""What people write, resolved to numbers: policies, matching, quantities, periods and the log of their changes."""
+"""Policies as people write them, resolved to numbers: matching, quantities, periods and the log of changes."""

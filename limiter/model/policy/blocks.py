@@ -1,4 +1,4 @@
-"""The blocks within a policy: quota, steering, block, learning (`overload`: `limiter.model.overload`)."""
+"""The blocks within a policy: quota, steering, block, learning, local (`overload`: `limiter.model.overload`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from limiter.model.bucket.block import FOR_MAX_S, IN_MAX_S
-from limiter.model.policy.fields.kinds import BillingDay, Initial, QuotaPeriod, Refusals, Threshold, Zone, seconds_up_to
-from limiter.model.policy.fields.refusals import STRICT, Positive, refuse
+from limiter.model.policy.fields.field_refusals import STRICT, Positive, refuse
+from limiter.model.policy.fields.kinds import (
+    Alpha,
+    BillingDay,
+    CycleTime,
+    Debt,
+    Initial,
+    LeaseSeconds,
+    Need,
+    QuotaPeriod,
+    Refusals,
+    Threshold,
+    Zone,
+    seconds_up_to,
+)
 from limiter.model.policy.period import Period, Span
 from limiter.model.policy.period import parse as parse_period
 
@@ -26,7 +39,7 @@ class Quota(BaseModel):
 
     @property
     def span(self) -> Span:
-        """The period, as the calendar takes it."""
+        """The period in the calendar's form."""
         parsed = parse_period(self.period)
         assert parsed is not None
         return Span(*parsed, self.billing_day or 1)
@@ -41,20 +54,54 @@ class Quota(BaseModel):
         return self
 
 
+class Smoothing(BaseModel):
+    """The weight of the newest sample in each average (R1, R14)."""
+
+    model_config = STRICT
+
+    work_per_request: Alpha = 0.7
+    work_rate: Alpha = 0.3
+    rejection: Alpha = 0.7
+
+
+class Auto(BaseModel):
+    """When a bucket of mechanism `auto` counts requests (R10, R14)."""
+
+    model_config = STRICT
+
+    rate_high: Positive = 50.0
+    rate_low: Positive = 20.0
+    even: Positive = 0.5
+    uneven: Positive = 1.0
+    patience_s: Positive = 3.0
+
+    @model_validator(mode="after")
+    def _thresholds_lie_apart(self) -> Self:
+        if self.rate_low > self.rate_high:
+            raise refuse("at most rate_high", field="rate_low", found=f"{self.rate_low:g} above {self.rate_high:g}")
+        if self.even > self.uneven:
+            raise refuse("at most uneven", field="even", found=f"{self.even:g} above {self.uneven:g}")
+        return self
+
+
 class Steering(BaseModel):
     """How the controller moves the cap of a request bucket (R2–R6)."""
 
     model_config = STRICT
 
+    rules: Literal["steady", "published"] = "steady"
     initial: Initial = "30%"
     lower_cycles: Positive = 3.0
     raise_cycles: Positive = 4.0
     safety: Positive = 1.2
     floor: Positive = 0.1
+    cycle: CycleTime | None = None
+    smoothing: Smoothing = Smoothing()
+    auto: Auto = Auto()
 
 
 class Block(BaseModel):
-    """A key that was refused too often is denied for a time (W17)."""
+    """Deny a key for a time after too many refusals (W17)."""
 
     model_config = STRICT
 
@@ -63,8 +110,19 @@ class Block(BaseModel):
     lasts: Annotated[float | str, seconds_up_to(FOR_MAX_S, "30d"), Field(alias="for")]
 
 
+class Local(BaseModel):
+    """Lending of parts of the limit to holders that decide by themselves (B8, P9)."""
+
+    model_config = STRICT
+
+    allowed: bool = False
+    bound: Debt = 0.0
+    lease_s: LeaseSeconds = 3.0
+    need: Need = 4.0
+
+
 class Learning(BaseModel):
-    """How a learned charge follows the work that requests do (W8)."""
+    """How a learned charge follows the work of requests (W8)."""
 
     model_config = STRICT
 

@@ -6,16 +6,16 @@ from enum import StrEnum
 
 
 class Mechanism(StrEnum):
-    """What a policy's buckets count."""
+    """The unit that a policy's buckets count."""
 
     WORK = "work"
     REQUESTS = "requests"
     AUTO = "auto"
-    """Whichever suits the bucket at the time (R10)."""
+    """The better of the two for the bucket at the time (R10)."""
 
 
 class Count(StrEnum):
-    """What a bucket of mechanism `work` counts (W16)."""
+    """The unit that a bucket of mechanism `work` counts (W16)."""
 
     WORK = "work"
     REQUESTS = "requests"
@@ -23,18 +23,26 @@ class Count(StrEnum):
 
 
 class Admit(StrEnum):
-    """What a request has to find in a bucket (W13)."""
+    """The balance that a request needs in a bucket (W13)."""
 
     MINIMUM = "minimum"
     COVERED = "covered"
-    """As much as it will be charged."""
+    """The whole charge."""
 
 
 class OnStoreFailure(StrEnum):
-    """What to answer while the store cannot (B3)."""
+    """How to decide while the store cannot be reached (B3)."""
 
     OPEN = "open"
     CLOSED = "closed"
     LOCAL = "local"
     KNOWN = "known"
-    """A quota goes on from the last balance that the node knew; what it does not know is closed (F-S14)."""
+    """A quota continues from the last balance that the node knew; an unknown one is closed (F-S14)."""
+
+
+class Rounding(StrEnum):
+    """How the caller's own measure becomes units of work (W19)."""
+
+    UP = "up"
+    """To whole units: 1 byte is a unit of 2048 bytes."""
+    NONE = "none"

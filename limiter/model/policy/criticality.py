@@ -1,8 +1,8 @@
-"""One field of a request, met in three places.
+"""The class of a request, which is used in three places.
 
-reserve   how much of a bucket a class leaves for the others      W11, `limiter.model.bucket.admission`
-rank      how readily a class is refused: high priority, low rank  Q4, G5
-class     whose response time comes first                          S3: who has the greater rank yields
+    reserve   how much of a bucket a class leaves for the others      W11, `limiter.model.bucket.admission`
+    rank      how readily a class is refused: high priority, low rank  Q4, G5
+    class     whose response time comes first                          S3: the class of greater rank yields
 
 A class of rank 0 is never refused by a throttle or by utilisation.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Criticality(StrEnum):
-    """How much a request matters, most first (G4)."""
+    """The classes, most important first (G4)."""
 
     CRITICAL_PLUS = "critical_plus"
     CRITICAL = "critical"
@@ -27,19 +27,19 @@ _ORDER = {criticality: number for number, criticality in enumerate(Criticality)}
 
 
 class Classes(NamedTuple):
-    """What policies and their namespace say of the class of a request (G4, Q12)."""
+    """How policies and their namespace assign the class of a request (G4, Q12)."""
 
     tables: tuple[tuple[str, Mapping[str, Criticality]], ...] = ()
-    """A dimension, and the classes that its values are assigned."""
+    """Dimensions, with the classes assigned to their values."""
     default: Criticality | None = None
-    """Of requests that claim none and are assigned none; None: the node's."""
+    """The class of requests that claim none and are assigned none; None: the node's default."""
 
 
 NO_CLASSES = Classes()
 
 
 def lowest(classes: Iterable[Criticality]) -> Criticality:
-    """The least critical of some classes."""
+    """Return the least critical of the classes."""
     return max(classes, key=_ORDER.__getitem__)
 
 
@@ -51,9 +51,9 @@ def class_of(
     default: Criticality,
     highest: Criticality | None,
 ) -> Criticality:
-    """The class of a request: the lowest of what it claims, what it is assigned and the highest that its key may have.
+    """Return the class of a request: the lowest of its claim, its assigned classes and the highest class of its key.
 
-    Who claims none has what is assigned, or else a default: of the policies or the namespace, or else the node's.
+    Without a claim it is the assigned class, otherwise the default of the policies, the namespace or the node.
     """
     found = [table[descriptor[name]] for name, table in classes.tables if descriptor.get(name) in table]
     if claimed is not None:
@@ -73,14 +73,14 @@ RANKS: Ranks = {
     Criticality.SHEDDABLE_PLUS: 2.0,
     Criticality.SHEDDABLE: 4.0,
 }
-"""P of Q4, where a policy names no other."""
+"""The ranks P of Q4, unless a policy sets others."""
 
 
 def descending(ranks: Ranks) -> tuple[Criticality, ...]:
-    """The classes, most critical first; of equal rank in the order of their declaration."""
+    """Return the classes, most critical first; those of equal rank in the order of their declaration."""
     return tuple(sorted(ranks, key=ranks.__getitem__))
 
 
 def shed_order(ranks: Ranks) -> tuple[float, ...]:
-    """The distinct ranks that may be refused, least critical first."""
+    """Return the distinct ranks that may be refused, least critical first."""
     return tuple(sorted({rank for rank in ranks.values() if rank > 0}, reverse=True))

@@ -1,33 +1,37 @@
-"""Which fields of a policy have an effect beside which others. One that has none is refused by name.
+"""Which fields of a policy have an effect beside which others. A field without effect is refused by name.
 
-deny                refuses before any bucket is asked: nothing but what it covers matters
+deny                refuses before any bucket is asked: only `match` matters
 quota alone         has no rate: nothing refills, and there is nothing to steer or to protect
-count: requests     a token per request: no estimate, nothing to correct by its work
+count: requests     a token per request: no estimate, and no correction by work
 mechanism: work     has no cap: nothing to steer, no burst
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 OF_A_DENIAL = frozenset({"deny", "description", "group", "match", "name", "namespace", "shadow"})
 
 OF_A_CAP = frozenset({"burst", "min_work", "steering"})
-"""What only buckets that count requests under a steered cap go by."""
+"""Fields with an effect only in buckets that count requests under a steered cap."""
 
 OF_A_RATE = OF_A_CAP | {"capacity", "count", "mechanism", "overload", "rates"}
 
-OF_THE_RATE = OF_A_RATE | {"admit", "max_debt", "minimum", "rate", "reserve", "stop_debt"}
-"""What belongs to the rate of a policy that has a rate and a quota."""
+OF_THE_RATE = OF_A_RATE | {"admit", "in_flight", "max_debt", "minimum", "rate", "reserve", "stop_debt"}
+"""Fields that belong to the rate of a policy that has a rate and a quota."""
 
-OF_WORK = frozenset({"charge", "learning", "settle_threshold"})
-"""What only limits that count work go by."""
+OF_WORK = frozenset({"charge", "learn_by", "learning", "round", "settle_threshold", "work_unit"})
+"""Fields with an effect only in limits that count work."""
+
+
+COMBINATIONS_KEPT = 256
+"""Of fields, whose fitness is remembered."""
 
 
 class Kind(NamedTuple):
-    """What decides which fields of a policy have an effect."""
+    """The properties of a policy that decide which of its fields have an effect."""
 
     denies: bool
     has_rate: bool
@@ -39,17 +43,17 @@ class Kind(NamedTuple):
 
     @property
     def steers(self) -> bool:
-        """Whether there is a cap to steer."""
+        """True if there is a cap to steer."""
         return self.has_rate and self.mechanism != "work"
 
     @property
     def counts_requests(self) -> bool:
-        """Whether the rate is of requests, whatever their work."""
+        """True if the rate is of requests, whatever their work."""
         return self.has_rate and self.counts == "requests"
 
     @property
     def counts_work(self) -> bool:
-        """Whether any of its limits goes by work."""
+        """True if any of its limits counts work."""
         return (self.has_rate and not self.counts_requests) or (self.has_quota and not self.quota_of_requests)
 
 
@@ -81,17 +85,15 @@ _RULES = (
         lambda kind: kind.has_quota or not kind.counts_requests,
         "only where work is counted, not requests",
     ),
-    _Rule(frozenset({"learning"}), lambda kind: kind.learns, "only beside charge: learned"),
+    _Rule(frozenset({"learn_by", "learning"}), lambda kind: kind.learns, "only beside charge: learned"),
 )
 
 
-def misplaced(fields: AbstractSet[str], kind: Kind) -> Iterator[tuple[str, str]]:
-    """The fields without effect, each with what is allowed instead."""
+@lru_cache(maxsize=COMBINATIONS_KEPT)
+def misplaced(fields: frozenset[str], kind: Kind) -> tuple[tuple[str, str], ...]:
+    """The fields without effect, each with what is allowed instead. Policies by the thousand have the same fields."""
     if kind.denies:
-        for field in sorted(fields - OF_A_DENIAL):
-            yield field, "nothing of it beside deny: true, which refuses whatever it covers"
-        return
-    for rule in _RULES:
-        if not rule.holds(kind):
-            for field in sorted(fields & rule.fields):
-                yield field, rule.allowed
+        allowed = "nothing of it beside deny: true, which refuses whatever it covers"
+        return tuple((field, allowed) for field in sorted(fields - OF_A_DENIAL))
+    broken = [rule for rule in _RULES if not rule.holds(kind)]
+    return tuple((field, rule.allowed) for rule in broken for field in sorted(fields & rule.fields))

@@ -11,34 +11,68 @@ All policies that match apply together; in a `group` only the most specific one:
 most lists, then the most networks, then the longest prefixes of these (of each list its shortest), then the most
 wildcards, then the most letters in them, then the most dimensions named; between equals the first by name.
 
-The patterns of one dimension that a value fits are its class, and values that no pattern tells apart share one. So
-matching is done once per combination of classes, however many customers there are; and where it has to be done,
-only those policies are looked at whose rarest pattern the descriptor fits.
+The class of a value is the set of patterns of its dimension that it fits; values that no pattern distinguishes share
+one. So matching is done once per combination of classes, however many customers there are, and then looks only at
+policies whose rarest pattern the descriptor fits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv6Address
+from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from limiter.model.steps import AT_ONCE, Steps, finish
 
 CLASSES_KEPT_MAX = 4096
-"""Values of a dimension whose class is remembered."""
+"""Values of a dimension whose class is kept."""
 
 MATCHES_KEPT_MAX = 16_384
-"""Combinations of classes whose policies are remembered."""
+"""Combinations of classes whose policies are kept."""
+
+PATTERNS_KEPT_MAX = 262_144
+"""Patterns in the classes that are remembered, of one dimension or of all combinations: a value may fit thousands."""
 
 ADDRESS_MAX = 45
 """Characters of the longest address: `0000:0000:0000:0000:0000:ffff:255.255.255.255`."""
 
-IPV4_BITS, IPV6_BITS = 32, 128
+IPV6_BITS = 128
+
+
+class Network(NamedTuple):
+    """A network: all addresses whose number begins like this. Read here, as the library takes ten times as long."""
+
+    version: int
+    start: int
+    """The first bits of its addresses, as a number."""
+    shift: int
+    """How many bits are left for the addresses in it."""
+    is_whole: bool
+    """True if the bits behind the prefix are zero, as in 10.0.0.0/8; 10.1.0.0/8 names an address in it."""
+
+    @property
+    def prefix(self) -> int:
+        """The length of its prefix, counted as of IPv6."""
+        return IPV6_BITS - self.shift
+
+
+def read_network(text: str) -> Network:
+    """`10.0.0.0/8`, or an address alone, which is a network of its own; ValueError if it is neither."""
+    name, slash, length = text.partition("/")
+    address = IPv6Address(name) if ":" in name else IPv4Address(name)
+    bits = address.max_prefixlen
+    prefix = int(length) if length.isdecimal() and length.isascii() else -1 if slash else bits
+    if not 0 <= prefix <= bits or (address.version == 6 and "%" in name):
+        raise ValueError(f"{text!r} is no network")
+    number, shift = int(address), bits - prefix
+    return Network(address.version, number >> shift, shift, is_whole=number >> shift << shift == number)
 
 
 class _Parts:
-    """Several texts that are one pattern. Hashed once: a set of patterns must not cost what their texts do."""
+    """Several texts that are one pattern. Hashed once, so that the hash of a set of patterns does not read their
+    texts."""
 
     __slots__ = ("_hash", "texts")
 
@@ -52,45 +86,38 @@ class _Parts:
     def __eq__(self, other: object) -> bool:
         return self is other or (type(self) is type(other) and self.texts == other.texts)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self.texts)})"
-
 
 class AnyOf(_Parts):
-    """A list of patterns, of which one has to fit."""
+    """A list of patterns; one has to fit."""
 
     __slots__ = ()
 
 
 class Networks(_Parts):
-    """A list of networks, of which one has to hold the address; ValueError if one of them is none."""
+    """A list of networks; one has to contain the address. Raises ValueError for text that is no network."""
 
     __slots__ = ("networks", "shortest")
 
     def __init__(self, texts: Iterable[str]) -> None:
         super().__init__(texts)
-        self.networks = tuple(map(ip_network, self.texts))
-        self.shortest = min(map(_bits, self.networks))
-        """The prefix of the widest of them, counted as of IPv6."""
+        self.networks = tuple(map(read_network, self.texts))
+        if not all(network.is_whole for network in self.networks):
+            raise ValueError("a network has no bits of an address behind its prefix")
+        self.shortest = min([network.prefix for network in self.networks])
+        """The prefix of the widest of them."""
 
 
 Pattern = str | None | AnyOf | Networks
-"""What one dimension has to be like."""
-
-Network = IPv4Network | IPv6Network
+"""The pattern of one dimension."""
 
 Class = frozenset[Pattern]
-"""The patterns of one dimension that a value fits; for a dimension that is absent, null."""
+"""The patterns of one dimension that a value fits; for an absent dimension, null."""
 
 _ABSENT: Class = frozenset({None})
 
 
-def _bits(network: Network) -> int:
-    return network.prefixlen + (IPV6_BITS - IPV4_BITS if network.version == 4 else 0)
-
-
 def addresses(text: str) -> Iterator[tuple[int, int]]:
-    """What an address is called in networks: its version and number. IPv6 that stands for IPv4 is both."""
+    """Yield version and number of an address; an IPv6 address that maps an IPv4 one is both."""
     if len(text) > ADDRESS_MAX:
         return
     try:
@@ -107,7 +134,7 @@ def addresses(text: str) -> Iterator[tuple[int, int]]:
 
 
 class Matchable(Protocol):
-    """What matching needs to know of a policy."""
+    """A policy, as far as matching uses it."""
 
     @property
     def name(self) -> str:
@@ -127,10 +154,10 @@ FoundT = TypeVar("FoundT")
 
 
 def _fits(pieces: Sequence[str], value: str) -> bool:
-    """Whether a value has the pieces in this order, the first at its start and the last at its end.
+    """True if a value contains the pieces in this order, the first at its start and the last at its end.
 
-    Each piece is taken where it is first found. A regular expression would try all places, which takes a client
-    with a long value and a policy with many stars into the minutes.
+    Each piece is taken where it is first found. A regular expression would try all places, which takes minutes for a
+    client with a long value and a policy with many stars.
     """
     first, last = pieces[0], pieces[-1]
     at, end = len(first), len(value) - len(last)
@@ -145,7 +172,7 @@ def _fits(pieces: Sequence[str], value: str) -> bool:
 
 
 class Specificity(NamedTuple):
-    """How narrowly a policy is drawn; the larger the more specific."""
+    """How narrow a policy's patterns are; larger is more specific."""
 
     exact: int
     lists: int
@@ -157,7 +184,7 @@ class Specificity(NamedTuple):
 
 
 def specificity(match: Mapping[str, Pattern]) -> Specificity:
-    """Compare the patterns of policies in a group."""
+    """Return the rank of a policy's patterns within its group."""
     texts = [pattern for pattern in match.values() if isinstance(pattern, str)]
     networks = [pattern for pattern in match.values() if isinstance(pattern, Networks)]
     wild = [text for text in texts if text.strip("*") and "*" in text]
@@ -172,20 +199,32 @@ def specificity(match: Mapping[str, Pattern]) -> Specificity:
     )
 
 
-def most_specific(policies: Iterable[PolicyT]) -> list[PolicyT]:
-    """Those that apply, by name: all without a group, and of each group the most specific one."""
+def most_specific(policies: Iterable[PolicyT], ranks: dict[str, Specificity] | None = None) -> list[PolicyT]:
+    """Those that apply, by name: all without a group, and of each group the most specific one.
+
+    `ranks` keeps what was found of a policy, by its name: thousands in one group are compared again and again.
+    """
+    ranks = {} if ranks is None else ranks
     kept: list[PolicyT] = []
-    best: dict[str, PolicyT] = {}
-    for policy in sorted(policies, key=lambda policy: policy.name):
-        if policy.group is None:
+    best: dict[str, tuple[Specificity, PolicyT]] = {}
+    for policy in sorted(policies, key=_name):
+        group = policy.group
+        if group is None:
             kept.append(policy)
-        elif policy.group not in best or specificity(policy.match) > specificity(best[policy.group].match):
-            best[policy.group] = policy
-    return sorted([*kept, *best.values()], key=lambda policy: policy.name)
+            continue
+        rank = ranks.get(policy.name)
+        if rank is None:
+            ranks[policy.name] = rank = specificity(policy.match)
+        if group not in best or rank > best[group][0]:
+            best[group] = rank, policy
+    return sorted([*kept, *(policy for _, policy in best.values())], key=_name)
+
+
+_name = attrgetter("name")
 
 
 class Matcher(Generic[PolicyT, FoundT]):
-    """The policies of one namespace, ready to be asked. `conclude` makes the answer of those that apply, by name."""
+    """The policies of one namespace, ready to be asked. `conclude` turns those that apply, by name, into the result."""
 
     def __init__(self, policies: Sequence[PolicyT], conclude: Callable[[list[PolicyT]], FoundT]) -> None:
         self._conclude = conclude
@@ -195,7 +234,7 @@ class Matcher(Generic[PolicyT, FoundT]):
     def steps(
         cls, policies: Sequence[PolicyT], conclude: Callable[[list[PolicyT]], FoundT]
     ) -> Steps[Matcher[PolicyT, FoundT]]:
-        """The same in steps: thousands of policies take a while."""
+        """Build a matcher in steps: thousands of policies take a while."""
         matcher = cls.__new__(cls)
         matcher._conclude = conclude  # noqa: SLF001  one of us
         yield from matcher._build(policies)  # noqa: SLF001  one of us
@@ -215,7 +254,9 @@ class Matcher(Generic[PolicyT, FoundT]):
         self._known = [(name, dimension.known, dimension.class_of) for name, dimension in self._dimensions]
         self._index: _Index[PolicyT] = _Index()
         yield from self._index.build(policies)
+        self._ranks: dict[str, Specificity] = {}
         self._found: dict[tuple[Class, ...], FoundT] = {}
+        self._patterns_kept = 0
 
     @property
     def dimensions(self) -> list[str]:
@@ -223,34 +264,38 @@ class Matcher(Generic[PolicyT, FoundT]):
         return [name for name, _ in self._dimensions]
 
     def match(self, descriptor: Mapping[str, str]) -> FoundT:
-        """What was concluded of the policies that cover a descriptor."""
+        """Return the result of `conclude` for the policies that cover a descriptor."""
         get = descriptor.get
         classes = tuple([known.get(get(name)) or class_of(get(name)) for name, known, class_of in self._known])
         found = self._found.get(classes)
         if found is None:
-            if len(self._found) >= MATCHES_KEPT_MAX:
+            patterns = sum(map(len, classes))
+            self._patterns_kept += patterns
+            if len(self._found) >= MATCHES_KEPT_MAX or self._patterns_kept > PATTERNS_KEPT_MAX:
                 self._found.clear()
+                self._patterns_kept = patterns
             self._found[classes] = found = self._conclude(self._search(classes))
         return found
 
     def _search(self, classes: tuple[Class, ...]) -> list[PolicyT]:
         fitting = {name: found for (name, _), found in zip(self._dimensions, classes, strict=True)}
-        return most_specific(
+        found = [
             policy
             for policy in self._index.candidates(fitting)
             if all(pattern in fitting[name] for name, pattern in policy.match.items())
-        )
+        ]
+        return most_specific(found, self._ranks)
 
 
 class _Index(Generic[PolicyT]):
-    """Finds the policies that could cover a descriptor, each by the one of its patterns that fewest others have."""
+    """Finds the policies that could cover a descriptor; each is indexed by its pattern that the fewest others have."""
 
     def __init__(self) -> None:
         self._everywhere: list[PolicyT] = []
         self._at: dict[str, dict[Pattern, list[PolicyT]]] = {}
 
     def build(self, policies: Sequence[PolicyT]) -> Steps[None]:
-        """Take in policies, in steps."""
+        """Index policies, in steps."""
         uses: Counter[tuple[str, Pattern]] = Counter()
         for number, policy in enumerate(policies):
             if number % AT_ONCE == 0:
@@ -267,7 +312,7 @@ class _Index(Generic[PolicyT]):
                 self._at.setdefault(name, {}).setdefault(pattern, []).append(policy)
 
     def candidates(self, fitting: Mapping[str, Class]) -> Iterator[PolicyT]:
-        """Every policy that could cover a descriptor whose values fit these patterns, and few that do not."""
+        """Yield every policy that could cover a descriptor whose values fit these patterns, and few others."""
         yield from self._everywhere
         for name, policies in self._at.items():
             for pattern in fitting[name]:
@@ -275,7 +320,7 @@ class _Index(Generic[PolicyT]):
 
 
 class _Dimension:
-    """Sorts the values of one dimension into classes that no pattern of any policy tells apart."""
+    """Sorts the values of one dimension into classes that no pattern of any policy distinguishes."""
 
     def __init__(self, patterns: Collection[Pattern]) -> None:
         owners = _owners(patterns)
@@ -293,9 +338,10 @@ class _Dimension:
         self._any: Class = frozenset(pattern for text in anything for pattern in owners[text])
         self.known: dict[str | None, Class] = {}
         """Classes that were asked for before."""
+        self._patterns_kept = 0
 
     def class_of(self, value: str | None) -> Class:
-        """The class of a value; the absence of one is a class of its own."""
+        """Return the class of a value; an absent value has a class of its own."""
         if value is None:
             return _ABSENT
         found = self.known.get(value)
@@ -303,9 +349,12 @@ class _Dimension:
             return found
         if not self._is_searched and value not in self._exact:
             return self._any  # not worth remembering, and clients have many of these
-        if len(self.known) >= CLASSES_KEPT_MAX:
+        found = frozenset(self._fitting(value)) | self._any
+        self._patterns_kept += len(found)
+        if len(self.known) >= CLASSES_KEPT_MAX or self._patterns_kept > PATTERNS_KEPT_MAX:
             self.known.clear()
-        self.known[value] = found = frozenset(self._fitting(value)) | self._any
+            self._patterns_kept = len(found)
+        self.known[value] = found
         return found
 
     def _fitting(self, value: str) -> Iterator[Pattern]:
@@ -324,11 +373,11 @@ class _Dimension:
 
 _Owners = dict[str, list[Pattern]]
 _Prefixes = dict[int, list[tuple[int, dict[int, list[Pattern]]]]]
-"""By version: for each length of a prefix how far to shift an address to the right, and whose networks begin so."""
+"""By version and length of a prefix: how far to shift an address to the right, and the patterns of each network."""
 
 
 def _owners(patterns: Iterable[Pattern]) -> _Owners:
-    """For each text that a value may be compared with, the patterns it stands in: itself, or lists."""
+    """Return the patterns that contain each text that a value may equal: the text itself, or lists."""
     owners: _Owners = {}
     for pattern in patterns:
         if isinstance(pattern, str):
@@ -340,13 +389,11 @@ def _owners(patterns: Iterable[Pattern]) -> _Owners:
 
 
 def _by_prefix(patterns: Iterable[Networks]) -> _Prefixes:
-    """A look into a table for each length of prefix, however many networks there are."""
+    """Return a table for each length of prefix: one look-up per length, however many networks there are."""
     found: dict[int, dict[int, dict[int, list[Pattern]]]] = {4: {}, 6: {}}
     for pattern in patterns:
         for network in pattern.networks:
-            shift = network.max_prefixlen - network.prefixlen
-            number = int(network.network_address) >> shift
-            found[network.version].setdefault(shift, {}).setdefault(number, []).append(pattern)
+            found[network.version].setdefault(network.shift, {}).setdefault(network.start, []).append(pattern)
     if not found[4] and not found[6]:
         return {}
     return {version: sorted(tables.items()) for version, tables in found.items()}

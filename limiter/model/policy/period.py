@@ -28,7 +28,7 @@ _HOUR_US = 60 * _MINUTE_US
 
 
 class Period(StrEnum):
-    """How often a quota starts afresh. Weeks begin on Monday (ISO 8601), quarters in January."""
+    """How often a quota starts again. Weeks begin on Monday (ISO 8601), quarters in January."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -44,7 +44,7 @@ _MONTHS = {Period.MONTH: 1, Period.QUARTER: 3, Period.YEAR: 12}
 
 
 class Span(NamedTuple):
-    """A period, so many of them, and the day that months begin on."""
+    """A period, a multiple of it, and the day on which months begin."""
 
     period: Period
     times: int = 1
@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 def parse(text: str) -> tuple[Period, int] | None:
-    """A period by its name, or a multiple that divides an hour or a day evenly: `15m`, `6h`; None if it is neither."""
+    """Parse a period, or a multiple that divides an hour or a day evenly: `15m`, `6h`; None for anything else."""
     if text in _NAMES:
         return Period(text), 1
     match = _MULTIPLE.fullmatch(text)
@@ -64,7 +64,7 @@ def parse(text: str) -> tuple[Period, int] | None:
 
 
 def window_us(now_us: int, span: Span | Period, zone: ZoneInfo) -> tuple[int, int]:
-    """The period that holds an instant: its start, and the start of the next (us since 1970 UTC)."""
+    """Return the period that contains an instant: its start, and the start of the next (us since 1970 UTC)."""
     if isinstance(span, Period):
         span = Span(span)
     local = (_EPOCH + timedelta(microseconds=now_us)).astimezone(zone)
@@ -81,14 +81,14 @@ def window_us(now_us: int, span: Span | Period, zone: ZoneInfo) -> tuple[int, in
 
 
 def _cut(now_us: int, starts: tuple[int, ...], end_us: int) -> tuple[int, int]:
-    """The part of a day that holds an instant."""
+    """Return the part of a day that contains an instant."""
     start_us = max(start for start in starts if start <= now_us)
     return start_us, min([start for start in starts if start > now_us], default=end_us)
 
 
 @lru_cache(maxsize=1024)
 def _hours(midnight: datetime, count: int, zone: ZoneInfo) -> tuple[int, ...]:
-    """When the parts of a day begin."""
+    """Return the starts of the parts of a day."""
     return tuple(_instant_us(midnight + timedelta(hours=hour), zone) for hour in range(0, 24, count))
 
 
@@ -110,7 +110,7 @@ def _next(first: datetime, span: Span) -> datetime:
 
 
 def _in_month(midnight: datetime, months: int, day: int) -> datetime:
-    """A day of the month so many months later; the last one, where the month is shorter."""
+    """Return a day of the month this many months later; the last day if the month is shorter."""
     number = midnight.year * 12 + midnight.month - 1 + months
     year, month = divmod(number, 12)
     return midnight.replace(year=year, month=month + 1, day=min(day, monthrange(year, month + 1)[1]))
@@ -118,5 +118,5 @@ def _in_month(midnight: datetime, months: int, day: int) -> datetime:
 
 @lru_cache(maxsize=1024)
 def _instant_us(wall: datetime, zone: ZoneInfo) -> int:
-    """When a wall clock shows a time: the first time of two, the moment after where it is skipped."""
+    """Return the instant at which a wall clock shows a time: the first of two, or the next moment if it is skipped."""
     return (wall.replace(tzinfo=zone).astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)

@@ -2,9 +2,9 @@
 
     policy ── match ──► which descriptors      ── per ──► which buckets      ── the rest ──► the terms of each
 
-Validated once, where it is read (`limiter.model.policy.reading`), with every error naming policy, field, what was found
-and what is allowed. Amounts stay as people wrote them (`limiter.model.policy.fields.quantity`), so that a policy reads
-back as it was put; `limiter.model.policy.limit` resolves them to numbers.
+A policy is validated once, where it is read (`limiter.model.policy.reading`); every error names policy, field, what was
+found and what is allowed. Amounts stay as people wrote them (`limiter.model.policy.fields.quantity`), so that a policy
+reads back as it was put; `limiter.model.policy.limit` resolves them to numbers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pydantic import BaseModel, Field, ValidationInfo, model_validator
 
 from limiter.model.overload.overload_block import Overload
 from limiter.model.policy import soundness
-from limiter.model.policy.blocks import Block, Learning, Quota, Steering
-from limiter.model.policy.choices import Admit, Count, Mechanism, OnStoreFailure
+from limiter.model.policy.blocks import Block, Learning, Local, Quota, Steering
+from limiter.model.policy.choices import Admit, Count, Mechanism, OnStoreFailure, Rounding
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.fields import quantity
+from limiter.model.policy.fields.field_refusals import STRICT, Positive
 from limiter.model.policy.fields.kinds import (
     DIMENSIONS_MAX,
     Burst,
@@ -32,15 +33,15 @@ from limiter.model.policy.fields.kinds import (
     Dimensions,
     Minimum,
     Name,
+    Places,
     Rate,
     RateTable,
     Reserve,
-    Threshold,
+    SettleThreshold,
     WeightTable,
     rate_per_s,
 )
 from limiter.model.policy.fields.patterns import Pattern
-from limiter.model.policy.fields.refusals import STRICT, Positive
 from limiter.model.policy.fitness import OF_THE_RATE
 
 CAPACITY_DEFAULT = "1s"
@@ -55,33 +56,40 @@ class Policy(BaseModel):
     name: Name
     description: Description = ""
     namespace: Name = "default"
-    match: Annotated[dict[Dimension, Pattern], Field(max_length=DIMENSIONS_MAX)] = {}
-    per: Dimensions = []
+    match: Annotated[dict[Dimension, Pattern], Field(max_length=DIMENSIONS_MAX)] = Field(default_factory=dict)
+    per: Dimensions = Field(default_factory=list)
     group: Name | None = None
     deny: bool = False
     mechanism: Annotated[Mechanism, Field(strict=False)] = Mechanism.WORK
     count: Annotated[Count, Field(strict=False)] = Count.WORK
     rate: Rate | None = None
-    rates: Annotated[dict[Dimension, RateTable], Field(max_length=1)] = {}
+    rates: Annotated[dict[Dimension, RateTable], Field(max_length=1)] = Field(default_factory=dict)
     capacity: Capacity = CAPACITY_DEFAULT
     burst: Burst = "10%"
     steering: Steering = Steering()
     minimum: Minimum | None = None
     charge: Charge = 1.0
     learning: Learning = Learning()
+    learn_by: Dimensions = []
+    work_unit: Positive | None = None
+    round: Annotated[Rounding, Field(strict=False)] = Rounding.UP
     min_work: Positive | None = None
     max_work: Positive | None = None
     max_request: Positive | None = None
     admit: Annotated[Admit, Field(strict=False)] = Admit.MINIMUM
+    in_flight: Places | None = None
     block: Block | None = None
+    local: Local = Local()
     max_debt: Debt | None = None
     stop_debt: Debt | None = None
-    settle_threshold: Threshold = 0.0
-    reserve: dict[Annotated[Criticality, Field(strict=False)], Reserve] = {}
-    weights: Annotated[dict[Dimension, WeightTable], Field(max_length=DIMENSIONS_MAX)] = {}
+    settle_threshold: SettleThreshold = 0.0
+    reserve: dict[Annotated[Criticality, Field(strict=False)], Reserve] = Field(default_factory=dict)
+    weights: Annotated[dict[Dimension, WeightTable], Field(max_length=DIMENSIONS_MAX)] = Field(default_factory=dict)
     quota: Quota | None = None
     overload: Overload | None = None
-    criticality_by: Annotated[dict[Dimension, ClassTable], Field(max_length=DIMENSIONS_MAX)] = {}
+    criticality_by: Annotated[dict[Dimension, ClassTable], Field(max_length=DIMENSIONS_MAX)] = Field(
+        default_factory=dict
+    )
     default_criticality: Annotated[Criticality, Field(strict=False)] | None = None
     on_store_failure: Annotated[OnStoreFailure, Field(strict=False)] | None = None
     shadow: bool = False
@@ -93,7 +101,7 @@ class Policy(BaseModel):
 
     @property
     def floor(self) -> float:
-        """The lowest cap. Where a policy says neither floor nor initial, no first cap of its rates is below it."""
+        """The lowest cap. If a policy sets neither floor nor initial, no first cap of its rates is below it."""
         steering = self.steering
         if self.rate is None or {"floor", "initial"} & steering.model_fields_set:
             return steering.floor
@@ -101,16 +109,55 @@ class Policy(BaseModel):
         return min(steering.floor, quantity.units(steering.initial, rate=min(map(rate_per_s, rates))))
 
     @property
-    def smallest_work(self) -> float:
-        """The least work behind one token of a cap. Weights do not matter: they weigh the tokens as well (W16)."""
-        return 1.0 if self.min_work is None else self.min_work
+    def unit(self) -> float:
+        """The caller's measure per unit of work (W19), as `limiter.model.bucket.operations.Charge.unit`."""
+        if self.work_unit is None:
+            return 0.0
+        return self.work_unit if self.round is Rounding.UP else -self.work_unit
+
+    @property
+    def learns(self) -> bool:
+        """True if the charge is learned (W8): by default where the mechanism is chosen by what requests cost."""
+        if self.mechanism is Mechanism.AUTO and self.rate is not None and "charge" not in self.model_fields_set:
+            return True
+        return self.charge == "learned"
+
+    @property
+    def fixed_charge(self) -> float:
+        """The charge of a policy that does not learn; 0 of one that does."""
+        return 0.0 if self.learns or self.charge == "learned" else self.charge
+
+    @property
+    def lightest(self) -> float:
+        """The least weight of a request that takes any tokens; a value that is not listed weighs 1."""
+        lightest = 1.0
+        for dimension, table in self.weights.items():
+            only = self.match.get(dimension)
+            weights = [weight for weight in table.values() if weight > 0]
+            if isinstance(only, str) and only in table:
+                weights = [table[only] or 1.0]
+            else:
+                weights.append(1.0)
+            lightest *= min(weights)
+        return lightest
+
+    @property
+    def largest_work(self) -> float | None:
+        """F: the most work behind one token of a cap. `max_work` has the weight in it, and so has the number of tokens
+        that a request takes: a light request may do it all for a part of a token (W16)."""
+        return None if self.max_work is None else self.max_work / self.lightest
+
+    @property
+    def held_s(self) -> float:
+        """Return the capacity of a bucket of work, as time at the rate."""
+        return 0.0 if self.rate is None else self.held / rate_per_s(self.rate)
 
     def at(self, rate: float | str) -> Policy:
-        """The same policy with one rate for all."""
+        """Return the same policy with one rate for all."""
         return self.model_copy(update={"rate": rate, "rates": {}})
 
     def parts(self) -> tuple[Policy, ...]:
-        """The limits of a policy, each as a policy with a rate or a quota alone (P12): none, one or two."""
+        """Return the limits of a policy, each as a policy with a rate or a quota alone (P12): none, one or two."""
         if self.deny:
             return ()
         if self.rate is not None and self.quota is not None:
@@ -127,18 +174,21 @@ class Policy(BaseModel):
     @property
     def borrowed(self) -> float:
         """How far below zero some class of request is admitted (W3, W11)."""
-        held, rate = self.held, self.held if self.rate is None else rate_per_s(self.rate)
+        if not self.reserve:
+            return max(0.0, -self.least)
+        held = self.held
+        rate = held if self.rate is None else rate_per_s(self.rate)
         reserves = [
             number * held / 100 if unit == "%" else quantity.units(reserve, rate=rate)
             for reserve in self.reserve.values()
             for number, unit in [quantity.parse(reserve)]
         ]
-        return max(0.0, -self.least, *(-reserve for reserve in reserves))
+        return max(0.0, -self.least, -min(reserves, default=0.0))
 
     @property
     def debt_max(self) -> float:
-        """Units that may be owed. The default is the largest of a minute at the rate, the capacity and `max_work`, so
-        that one request of a slow limit is collected as well; and what may be borrowed (W5)."""
+        """The debt bound in units. The default is the largest of a minute at the rate, the capacity and `max_work`,
+        so that one request of a slow limit is collected as well; plus what may be borrowed (W5)."""
         rate = self.held if self.rate is None else rate_per_s(self.rate)
         if self.max_debt is not None:
             return quantity.units(self.max_debt, rate=rate)
@@ -147,9 +197,9 @@ class Policy(BaseModel):
 
     @property
     def without_store(self) -> OnStoreFailure:
-        """What holds while the store is away: a quota is never handed out again unless its policy asks for that.
+        """How to decide while the store is away: a quota is never handed out again unless its policy says so.
 
-        Of a policy with a rate and a quota, `known` is for the quota.
+        For a policy with a rate and a quota, `known` applies to the quota.
         """
         if self.on_store_failure not in (None, OnStoreFailure.KNOWN):
             return self.on_store_failure
@@ -163,8 +213,16 @@ class Policy(BaseModel):
         return 1.0 if self.quota is None else 0.0
 
     @property
+    def lent_least(self) -> float:
+        """Units of capacity below which a part of the limit is of no use to a holder: a few requests' worth (P9)."""
+        if self.count is Count.REQUESTS or self.mechanism is Mechanism.REQUESTS:
+            return self.local.need
+        charge = self.learning.initial if self.charge == "learned" else self.charge
+        return self.local.need * (charge or 1.0)
+
+    @property
     def held(self) -> float:
-        """Units that may gather. The default is held at what a request needs: a slow rate has less in a second."""
+        """The capacity in units. The default is at least what a request needs: a slow rate has less in a second."""
         if self.quota is not None:
             return self.quota.work or self.quota.requests or 0.0
         assert self.rate is not None
@@ -172,5 +230,7 @@ class Policy(BaseModel):
         return max(held, self.least) if self.capacity == CAPACITY_DEFAULT else held
 
 
-_WITHOUT_A_RATE = {field: Policy.model_fields[field].default for field in OF_THE_RATE}
-"""What is left of a policy with both for its quota."""
+_WITHOUT_A_RATE = {
+    field: Policy.model_fields[field].get_default(call_default_factory=True, validated_data={}) for field in OF_THE_RATE
+}
+"""The values of a rate's fields in the quota part of a policy with both."""

@@ -1,13 +1,13 @@
 """The stored policies and their history: the reference for `lua/policies.lua`.
 
-A list of changes is applied whole or not at all. Every change that alters something has the revision of its call,
-one above the last; so no revision ever comes twice, not even when an entry is deleted and made again. Time is an
-argument, and so is the name of the store's life: it tells a store that was emptied and filled again (F-S10) from one
+A list of changes is applied whole or not at all. Every change that alters something has the revision of its call, one
+above the last; so no revision ever occurs twice, not even when an entry is deleted and made again. Time is an argument,
+and so is the name of the store's life, which distinguishes a store that was emptied and filled again (F-S10) from one
 that merely has few revisions.
 
-An entry belongs to an owner: `api`, or the name under which somebody applies a file (P12). What has none is from a
-version that knew no owners. A change of the owner alone is a change, too. Moving entries to other names is none that
-people made, so it is not remembered: it would push what they did out of the log.
+An entry belongs to an owner: `api`, or the name under which somebody applies a file (P12). An entry without one is
+from a version before owners. A change of the owner alone is a change, too. Moving entries to other names is not
+logged: it is no change that people made, and would push theirs out of the log.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from enum import IntEnum
 from typing import Literal, NamedTuple
 
 AUDIT_MAX = 10_000
-"""Changes that are remembered in all."""
+"""Changes in the audit log."""
 
 HISTORY_MAX = 50
-"""Changes of one entry that are remembered."""
+"""Changes in the history of one entry."""
 
 ENTRIES_MAX = 20_000
-"""Policies and namespaces that a store holds."""
+"""Policies and namespaces in the store."""
 
 CHANGES_MAX = 20_000
 """Changes in one call."""
@@ -33,20 +33,20 @@ ENTRY_BYTES_MAX = 65_536
 
 Action = Literal["put", "delete", "apply", "rollback", "patch", "move"]
 ACTIONS: tuple[Action, ...] = ("put", "delete", "apply", "rollback", "patch", "move")
-"""Kept by their numbers: new ones come last."""
+"""Stored by their numbers: new ones come last."""
 
 ANY = -1
-"""Expected revision of a change without a condition."""
+"""The expected revision of a change without a condition."""
 
 
 class ApplyStatus(IntEnum):
-    """How a call went."""
+    """The result of a call."""
 
     APPLIED = 1
     CONFLICT = 2
     """An entry has another revision than was expected."""
     MISSING = 3
-    """An entry to be deleted is not there."""
+    """An entry to be deleted does not exist."""
     FULL = 4
     """There would be too many entries."""
     STALE = 5
@@ -59,27 +59,27 @@ class Change(NamedTuple):
     entry: str
     text: bytes
     expected: int = ANY
-    """The entry's revision; 0 = it must not be there."""
+    """The entry's revision; 0 = it must not exist."""
 
 
 class Call(NamedTuple):
-    """Changes that belong together, by whom and why."""
+    """Changes that belong together, with their author and action."""
 
     changes: Sequence[Change]
     who: str
     action: Action
     life: bytes
-    """What this life of the store is called, should this call begin it."""
+    """The name of the store's life, in case this call begins it."""
     expected: int = ANY
     """The revision of the whole."""
     owner: str = ""
-    """Whose the entries are from now on."""
+    """The owner of the entries from now on."""
 
 
 class Applied(NamedTuple):
-    """What came of a call: for a conflict, which change met it and the revision it found.
+    """The result of a call: for a conflict, the change that met it and the revision that it found.
 
-    Where nothing had to change, `found` is the revision that the last entry has kept.
+    If nothing had to change, `found` is the revision of the last entry.
     """
 
     status: ApplyStatus
@@ -97,7 +97,7 @@ class Entry(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """One change as it is remembered; empty text where there was nothing, or is nothing any more."""
+    """One logged change; the text is empty if there was no entry, or is none any more."""
 
     revision: int
     when_us: int
@@ -107,12 +107,12 @@ class Logged(NamedTuple):
     before: bytes
     after: bytes
     owner: str = ""
-    """Whose the entry is since then; of one that was removed, whose it was."""
+    """The owner since then; of a removed entry, its last owner."""
 
 
 @dataclass(slots=True)
 class PolicyLog:
-    """Everything the policy store holds."""
+    """The whole content of the policy store."""
 
     revision: int = 0
     life: bytes = b""

@@ -8,13 +8,13 @@ from pydantic import BaseModel, Field, model_validator
 
 from limiter.model.policy.choices import Mechanism
 from limiter.model.policy.criticality import Criticality
+from limiter.model.policy.fields.field_refusals import STRICT, refuse
 from limiter.model.policy.fields.kinds import Dimensions, Name, Partitions
-from limiter.model.policy.fields.refusals import STRICT, refuse
 from limiter.model.policy.policy import Policy
 
 
 class Namespace(BaseModel):
-    """How a namespace is spread over slots (R9), and the class of its requests that claim none (G4)."""
+    """How a namespace is partitioned (R9), and the class of its requests that claim none (G4)."""
 
     model_config = STRICT
 
@@ -30,7 +30,7 @@ class Namespace(BaseModel):
 
 
 class PolicySet(BaseModel):
-    """Everything that is in force together: a policy file, or what the store holds."""
+    """All policies and namespaces in force together: a policy file, or the content of the store."""
 
     model_config = STRICT
 
@@ -38,18 +38,18 @@ class PolicySet(BaseModel):
     policies: list[Policy] = []
 
     def namespace(self, name: str) -> Namespace:
-        """How a namespace is spread; one that nobody spoke of has a single partition."""
+        """Return a namespace's settings; one that was not declared has a single partition."""
         return self.namespaces.get(name, _SINGLE)
 
     def partitions_of(self, policy: Policy) -> int:
-        """How many partitions share a limit: one that is split as its namespace is lives whole in one of them (R9)."""
+        """Return how many partitions share a limit. One that is split like its namespace lives whole in one (R9)."""
         spread = self.namespace(policy.namespace)
         is_whole = spread.partition_by and set(spread.partition_by) <= set(policy.per)
         return 1 if is_whole else spread.partitions
 
     def is_steered(self, policy: Policy) -> bool:
-        """Whether the controller moves anything of a policy: a cap, a charge, its shares, or overload control."""
-        if policy.overload is not None or policy.charge == "learned":
+        """True if the controller steers anything of a policy: a cap, a charge, its shares, or overload control."""
+        if policy.overload is not None or policy.learns:
             return True
         return policy.rate is not None and (policy.mechanism is not Mechanism.WORK or self.partitions_of(policy) > 1)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a policy, in words: which policy, which field, what was found and what is allowed."""
+"""Faults of a policy in words: the policy, the field, what was found and what is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from limiter.model.numbers import NUMBER_MAX
 from limiter.model.overload.overload_block import OVERLOAD_PARTS
-from limiter.model.policy.blocks import Block, Learning, Quota, Steering
+from limiter.model.policy.blocks import Auto, Block, Learning, Local, Quota, Smoothing, Steering
 from limiter.model.policy.defaults import Filled
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.fields.shown import show, step
@@ -23,7 +23,7 @@ PROBLEMS_MAX = 100
 
 
 class PolicyProblem(NamedTuple):
-    """What is wrong with one field, in words and in parts."""
+    """The fault of one field, in words and in parts."""
 
     text: str
     field: str
@@ -45,19 +45,19 @@ class PolicyError(ValueError):
 
 
 def details_of(error: ValidationError) -> list[ErrorDetails]:
-    """What pydantic found, the first problems of it."""
+    """Return pydantic's first problems."""
     return error.errors(include_url=False)[:PROBLEMS_MAX]
 
 
 def problem_in_namespace(details: ErrorDetails, name: str) -> PolicyProblem:
-    """What is wrong with a namespace of a set."""
+    """Return the fault of a namespace of a set."""
     if not is_name(name):
         return problem(details, "", PolicySet)
     return problem(details, f"namespace {name!r}", Namespace, skip=2)
 
 
 def problem_in_set(details: ErrorDetails, filled: Filled) -> PolicyProblem:
-    """What is wrong with a set: with one of its policies, with its defaults, or with the whole."""
+    """Return the fault of a set: of one of its policies, of its defaults, or of the whole."""
     match details["loc"]:
         case ("policies", int() as number, str() as field, *_) if filled.fields and field in filled.fields[number]:
             return problem(details, "defaults", Policy, skip=2)
@@ -75,7 +75,7 @@ def problem_in_set(details: ErrorDetails, filled: Filled) -> PolicyProblem:
 def problem(details: ErrorDetails, title: str, model: type[BaseModel], *, skip: int = 0) -> PolicyProblem:
     """`policy 'orders-reads', capacity: found '5 parsecs'; allowed: …`."""
     where = details["loc"][skip:]
-    if where and where[-1] == "[key]":  # what is wrong is a name in the mapping that stands before it
+    if where and where[-1] == "[key]":  # the fault is a name in the mapping before it
         where = where[:-2]
     field = ".".join([*map(step, where), *filter(None, [details.get("ctx", {}).get("field")])])
     place = ", ".join(part for part in (title, field) if part) or "the document"
@@ -89,18 +89,22 @@ def problem(details: ErrorDetails, title: str, model: type[BaseModel], *, skip: 
 
 
 def title_of(document: object, *, otherwise: str) -> str:
-    """How a policy is called in a message: by its name, if it has one."""
+    """Return a policy's title in a message: its name, if it has one."""
     name = document.get("name") if isinstance(document, Mapping) else None
     return f"policy {name!r}" if isinstance(name, str) and is_name(name) else otherwise
 
 
 def fields_at(model: type[BaseModel], where: tuple[str | int, ...]) -> Iterable[str]:
-    """What may stand at a place."""
+    """Return the fields that are allowed at a place."""
     inner: dict[str | int, type[BaseModel]] = {"namespaces": Namespace, "quota": Quota, "steering": Steering}
-    inner |= {"learning": Learning, "block": Block}
-    if where and where[0] == "overload":
-        return OVERLOAD_PARTS[str(where[-1])].model_fields
-    fields = (inner[where[0]] if where else model).model_fields
+    inner |= {"learning": Learning, "block": Block, "local": Local}
+    inner |= {"smoothing": Smoothing, "auto": Auto}
+    if where and where[0] == "steering":
+        fields = inner[where[-1]].model_fields
+    elif where and where[0] == "overload":
+        fields = OVERLOAD_PARTS[str(where[-1])].model_fields
+    else:
+        fields = (inner[where[0]] if where else model).model_fields
     names = [field.alias or name for name, field in fields.items()]
     return ["defaults", *names] if model is PolicySet and not where else names
 
@@ -112,7 +116,7 @@ def _found(details: ErrorDetails) -> str:
     return context.get("found") or show(details["input"])
 
 
-# What pydantic checks by itself, in words for people who do not know it.
+# Pydantic's own checks, in words for people who do not know it.
 _WORDS = {
     "model_type": "a mapping of fields to values",
     "dict_type": "a mapping",

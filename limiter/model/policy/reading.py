@@ -1,4 +1,4 @@
-"""Policies, namespaces and sets of them from plain data, and back: each is checked once, here."""
+"""Policies, namespaces and sets of them from plain data, and back. Each is checked once, here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from limiter.model.policy.defaults import NOT_DEFAULTS, Filled, fill, unknown
-from limiter.model.policy.fields.refusals import STORED
+from limiter.model.policy.fields.field_refusals import STORED
 from limiter.model.policy.fields.shown import show, step, written
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_set import Namespace, PolicySet
@@ -27,15 +27,15 @@ from limiter.model.policy.problems import (
 from limiter.model.steps import Steps, finish
 
 CHECKED_AT_ONCE = 4
-"""Policies of a set that one step checks: about a millisecond."""
+"""Policies of a set in one step of checking: about a millisecond."""
 
 FILLED_MAX = 20_000
 FILLED_PER_VALUE = 2
-"""Values that `defaults` may fill into the policies of a set: so many, and so many for each value of the set's own."""
+"""Bounds the values that `defaults` may fill in: this many, and this many for each value of the set's own."""
 
 
 def read_policy(document: object, *, stored: bool = False) -> Policy:
-    """One policy from plain data; PolicyError if it cannot be used. A stored one may have fields without effect."""
+    """Read a policy from plain data; raise PolicyError if it is invalid. A stored one may have idle fields."""
     try:
         return Policy.model_validate(document, context=STORED if stored else None)
     except ValidationError as error:
@@ -44,7 +44,7 @@ def read_policy(document: object, *, stored: bool = False) -> Policy:
 
 
 def read_namespace(name: str, document: object) -> Namespace:
-    """One namespace from plain data; PolicyError if it cannot be used."""
+    """Read one namespace from plain data; raise PolicyError if it is invalid."""
     try:
         return PolicySet.model_validate({"namespaces": {name: document}}).namespaces[name]
     except ValidationError as error:
@@ -52,15 +52,15 @@ def read_namespace(name: str, document: object) -> Namespace:
 
 
 def read_policy_set(document: object) -> PolicySet:
-    """A whole set from plain data, its defaults filled in; PolicyError if any part cannot be used."""
+    """Read a whole set from plain data and fill in its defaults; raise PolicyError if any part is invalid."""
     return finish(policy_set_steps(document))
 
 
 def policy_set_steps(document: object) -> Steps[PolicySet]:
-    """The same in steps: thousands of policies take a while. It ends with the first problems, not with the last."""
+    """Read a set in steps: thousands of policies take a while. Ends after the first problems."""
     filled = _without_defaults(document)
     rest, documents = _apart(filled.document)
-    problems: dict[PolicyProblem, None] = {}  # what is wrong with a default is told once, not of each policy
+    problems: dict[PolicyProblem, None] = {}  # a fault of a default is reported once, not for each policy
     found, policies = PolicySet(), list[Policy]()
     try:
         found = PolicySet.model_validate(rest)
@@ -85,7 +85,7 @@ def policy_set_steps(document: object) -> Steps[PolicySet]:
 
 
 def _apart(document: object) -> tuple[object, list[object]]:
-    """The policies of a set, to be checked one by one, and the rest of it."""
+    """Return the policies of a set, to be checked one by one, and the rest of it."""
     if not isinstance(document, Mapping) or not isinstance(document.get("policies"), list):
         return document, []
     return {name: part for name, part in document.items() if name != "policies"}, document["policies"]
@@ -122,7 +122,7 @@ def _without_defaults(document: object) -> Filled:
 
 
 def _check_amount(document: Mapping[Any, Any], defaults: Mapping[Any, Any]) -> None:
-    """Defaults are checked again in every policy: what that comes to is bounded by what the set says itself."""
+    """Bound the cost of defaults, which are checked again in every policy, by the size of the set itself."""
     policies = document.get("policies")
     filled = values_in(defaults) * (len(policies) if isinstance(policies, list) else 0)
     most = FILLED_MAX + FILLED_PER_VALUE * values_in(document)
@@ -132,7 +132,7 @@ def _check_amount(document: Mapping[Any, Any], defaults: Mapping[Any, Any]) -> N
 
 
 def values_in(document: object) -> int:
-    """How many values a document holds, at any depth."""
+    """Return the number of values in a document, at any depth."""
     count, left = 0, [document]
     while left:
         value = left.pop()
@@ -145,6 +145,6 @@ def values_in(document: object) -> int:
 
 
 def dump(part: Policy | Namespace) -> dict[str, Any]:
-    """A policy or a namespace as plain data: what was set, as it was written."""
+    """Return a policy or a namespace as plain data: the fields that were set, as they were written."""
     document = part.model_dump(mode="json", exclude_unset=True, by_alias=True)
     return {name: written(value) for name, value in document.items()}

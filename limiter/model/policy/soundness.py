@@ -1,4 +1,4 @@
-"""Whether the fields of a policy fit each other: what contradicts itself, or could have no effect, is refused by name.
+"""Checks that the fields of a policy fit each other: a contradiction, or a field without effect, is refused by name.
 
 Which field has an effect beside which others: `limiter.model.policy.fitness`.
 """
@@ -12,10 +12,11 @@ from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from limiter.model.bucket.admission import class_minimum
+from limiter.model.overload.overload_block import CountedIn
 from limiter.model.policy.choices import Admit, Count, Mechanism, OnStoreFailure
 from limiter.model.policy.fields import quantity
+from limiter.model.policy.fields.field_refusals import TIMELESS, is_stored, refuse
 from limiter.model.policy.fields.kinds import rate_per_s
-from limiter.model.policy.fields.refusals import TIMELESS, is_stored, refuse
 from limiter.model.policy.fields.shown import show, step, written
 from limiter.model.policy.fitness import Kind, misplaced
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check(policy: Policy, info: ValidationInfo) -> None:
-    """Refuse a policy whose fields do not fit each other; one that is read from the store may have idle fields."""
+    """Refuse a policy whose fields do not fit each other; a stored one may have fields without effect."""
     if not policy.deny and policy.rate is None and policy.quota is None:
         raise refuse("a rate, a quota, both, or deny: true", field="rate", found="none of them")
     if policy.quota is not None and policy.rate is None:
@@ -39,20 +40,77 @@ def check(policy: Policy, info: ValidationInfo) -> None:
     if policy.on_store_failure is OnStoreFailure.KNOWN and policy.quota is None:
         allowed = "only beside a quota: a rate refills by itself; 'open', 'closed' or 'local'"
         raise refuse(allowed, field="on_store_failure", found="'known'")
+    _counts_in_flight(policy)
+    _can_lend(policy)
     for part in policy.parts():
         _can_take_effect(part)
         _rates_can_take_effect(part)
 
 
+def _can_lend(policy: Policy) -> None:
+    """Refuse lending where a part of the limit would mean nothing, or could never be lent (B8)."""
+    if not policy.local.allowed:
+        return
+    if policy.mechanism is Mechanism.AUTO:
+        allowed = "only beside mechanism: work or requests; the unit of an auto bucket may change while parts are lent"
+        raise refuse(allowed, field="local.allowed", found="true")
+    if policy.block is not None:
+        allowed = "only without block: refusals by holders do not count towards a block"
+        raise refuse(allowed, field="local.allowed", found="true")
+    if policy.rate is None:
+        if "bound" in policy.local.model_fields_set:
+            allowed = "only beside a rate: a quota lends portions that are debited"
+            raise refuse(allowed, field="local.bound", found=show(written(policy.local.bound)))
+        return
+    amounts: dict[str, float | str] = {} if policy.minimum is None else {"minimum": policy.minimum}
+    amounts |= {f"reserve.{criticality}": amount for criticality, amount in policy.reserve.items()}
+    for field, amount in amounts.items():
+        if quantity.parse(amount)[0] < 0:
+            allowed = "at least 0 beside local: the holder of a part never borrows"
+            raise refuse(allowed, field=field, found=show(written(amount)))
+    for part in policy.parts():
+        if part.rate is not None:
+            _has_parts_of_use(part)
+
+
+def _has_parts_of_use(policy: Policy) -> None:
+    """Refuse a need so large that not even one holder could be lent a part beside the bucket itself."""
+    assert policy.rate is not None
+    if policy.mechanism is not Mechanism.WORK:
+        return  # the controller moves the burst
+    half = (policy.held + quantity.units(policy.local.bound, rate=rate_per_s(policy.rate))) / 2
+    if policy.lent_least > half:
+        found = f"{show(written(policy.local.need))}, which is {policy.lent_least:g} units"
+        allowed = f"at most half of capacity and bound, {half:g} units; more lends nothing"
+        raise refuse(allowed, field="local.need", found=found)
+
+
+def _counts_in_flight(policy: Policy) -> None:
+    """Open reservations are counted once, in requests or in work (W18, S11)."""
+    timing = None if policy.overload is None else policy.overload.response_time
+    if timing is None or timing.counted_in is not CountedIn.WORK:
+        return
+    place = "overload.response_time.in"
+    if policy.in_flight is not None:
+        raise refuse("requests beside in_flight, which counts reservations", field=place, found="'work'")
+    if policy.mechanism is not Mechanism.WORK or policy.count is Count.REQUESTS:
+        raise refuse("work only where the limit counts work, not requests", field=place, found="'work'")
+
+
 def _rates_can_take_effect(policy: Policy) -> None:
-    """A rate of its own has to fit the other fields as the rate of all others does."""
+    """A rate of its own has to fit the other fields as the rate of all others does.
+
+    Both sides of every bound grow in proportion to the rate or not at all, so what fits the lowest rate of a table and
+    the highest fits those between them: a thousand rates need not be looked at one by one.
+    """
     for dimension, table in policy.rates.items():
         if dimension not in policy.per:
             found = f"{show(dimension)}, which is not in per"
             raise refuse("a dimension of per: each key has its own bucket", field="rates", found=found)
-        for rate, value in {rate: value for value, rate in reversed(table.items())}.items():
+        in_order = sorted(table.items(), key=lambda entry: rate_per_s(entry[1]))
+        for value, rate in in_order[:1] + in_order[1:][-1:]:
             try:
-                _can_take_effect(policy.at(rate))
+                _can_take_effect(policy.at(rate_per_s(rate)))
             except PydanticCustomError as error:
                 context = error.context or {}
                 allowed = f"a rate that fits the rest: {context['field']} {context['allowed']}"
@@ -61,7 +119,7 @@ def _rates_can_take_effect(policy: Policy) -> None:
 
 
 def _reserves_matter(policy: Policy) -> None:
-    """A reserve that the minimum covers changes nothing. Under a steered cap, what matters moves with it."""
+    """Refuse a reserve that the minimum covers. Under a steered cap the comparison changes with the cap."""
     if policy.mechanism is not Mechanism.WORK:
         return
     least, rate = policy.least, policy.held if policy.rate is None else rate_per_s(policy.rate)
@@ -75,27 +133,30 @@ def _reserves_matter(policy: Policy) -> None:
 
 
 def _steers_within_bounds(policy: Policy) -> None:
-    """A cap stays between the floor and what requests of the least work could ask for."""
+    """Refuse a floor that the limit has no room for (R13), and a first cap below the floor."""
     if policy.mechanism is Mechanism.WORK or policy.rate is None:
         return
     rate, steering = rate_per_s(policy.rate), policy.steering
-    most, first = rate / policy.smallest_work, steering.initial
-    if "floor" in steering.model_fields_set and steering.floor > most:
-        allowed = f"at most {most:g} requests per second, the rate by the least work of a request: no cap is higher"
-        raise refuse(allowed, field="steering.floor", found=show(written(steering.floor)))
-    if "initial" in steering.model_fields_set:
-        if first in ("C", "C/F"):
-            cap = rate if first == "C" else rate / (policy.max_work or 1.0)
-        else:
-            cap = quantity.units(first, rate=rate)
-        if cap < min(policy.floor, most):  # where these cross, the rate counts for more than the floor
+    largest, first = policy.largest_work, steering.initial
+    if "floor" in steering.model_fields_set:
+        bounds = {"the least work of a request": policy.min_work, "the most work of a request": largest}
+        for work, units in reversed(bounds.items()):
+            if units is not None and steering.floor > rate / units:
+                allowed = f"at most {rate / units:g} requests per second, the rate by {work}; more is above the limit"
+                raise refuse(allowed, field="steering.floor", found=show(written(steering.floor)))
+    if "initial" in steering.model_fields_set and first not in ("C", "C/F"):
+        cap = quantity.units(first, rate=rate)
+        floor = policy.floor if largest is None else min(policy.floor, rate / largest)
+        if cap < floor:
             found = f"{show(written(first))}, which is {cap:g} requests per second"
-            allowed = f"at least the floor, {policy.floor:g}: no cap is lower"
-            raise refuse(allowed, field="steering.initial", found=found)
+            raise refuse(f"at least the floor, {floor:g}: no cap is lower", field="steering.initial", found=found)
+    if "auto" in steering.model_fields_set and policy.mechanism is not Mechanism.AUTO:
+        found = f"thresholds of mechanism: auto beside mechanism: {policy.mechanism}"
+        raise refuse("only beside mechanism: auto", field="steering.auto", found=found)
 
 
 def _has_effect(policy: Policy) -> None:
-    """A field that has no effect is a mistake: its author expects an effect."""
+    """Refuse a field without effect: its author expects one."""
     kind = Kind(
         denies=policy.deny,
         has_rate=policy.rate is not None,
@@ -103,14 +164,16 @@ def _has_effect(policy: Policy) -> None:
         quota_of_requests=policy.quota is not None and policy.quota.requests is not None,
         mechanism=policy.mechanism,
         counts=policy.count,
-        learns=policy.charge == "learned",
+        learns=policy.learns,
     )
-    for field, allowed in misplaced(policy.model_fields_set, kind):
+    for field, allowed in misplaced(frozenset(policy.model_fields_set), kind):
         raise refuse(allowed, field=field, found=show(written(getattr(policy, field))))
     for field in ("weights", "criticality_by"):
         if "criticality" in getattr(policy, field):
             allowed = "dimensions of descriptors; the class of a request is none"
             raise refuse(allowed, field=field, found="'criticality'")
+    if "round" in policy.model_fields_set and policy.work_unit is None:
+        raise refuse("only beside work_unit, which it rounds", field="round", found=f"'{policy.round}'")
     _tables_are_reached(policy)
     _learns_within_bounds(policy)
     for part in policy.parts():
@@ -120,7 +183,7 @@ def _has_effect(policy: Policy) -> None:
 
 
 def _tables_are_reached(policy: Policy) -> None:
-    """A policy that covers one value of a dimension, or none, never looks up another."""
+    """Refuse a table that is never used, because the policy covers only one value of its dimension, or none."""
     for number, dimension in enumerate(policy.per):
         if dimension in policy.match and policy.match[dimension] is None:
             found = f"{show(dimension)}, which match wants absent"
@@ -135,17 +198,17 @@ def _tables_are_reached(policy: Policy) -> None:
 
 
 def _learns_within_bounds(policy: Policy) -> None:
-    """The first charge is bounded as an estimate is (W8, W13); weights may take it below the bound."""
+    """Refuse a first charge above the bound of estimates (W8, W13); weights may lower it."""
     first = policy.learning.initial
-    if policy.charge == "learned" and not policy.weights and first > policy.request_max:
+    if policy.learns and not policy.weights and first > policy.request_max:
         bound = "max_request" if policy.max_request == policy.request_max else "max_work"
         allowed = f"at most {bound}, {policy.request_max:g}"
         raise refuse(allowed, field="learning.initial", found=show(written(first)))
 
 
 def _borrows_where_it_can(policy: Policy) -> None:
-    """A balance that covers every charge never goes below zero; nor does one of which each request takes one token
-    that has to be there. (A quota of requests does: nodes without the store may have admitted more.)"""
+    """Refuse borrowing where the balance never goes below zero: where it covers every charge, or each request takes one
+    token that has to be there. (A quota of requests does: nodes without the store may have admitted more.)"""
     amounts: dict[str, float | str] = {} if policy.minimum is None else {"minimum": policy.minimum}
     amounts |= {f"reserve.{criticality}": amount for criticality, amount in policy.reserve.items()}
     borrows = {field: amount for field, amount in amounts.items() if quantity.parse(amount)[0] < 0}
@@ -167,32 +230,33 @@ def _borrows_where_it_can(policy: Policy) -> None:
 
 
 def _can_take_effect(policy: Policy) -> None:
-    """What would never let anybody pass, or could never happen, is a mistake."""
+    """Refuse a policy that could never admit a request, or a condition that could never occur."""
     if policy.quota is None:
         _admits_at_times(policy)
     else:
         _fits_its_quota(policy)
-    rate = policy.held if policy.rate is None else rate_per_s(policy.rate)
+    held, borrowed, debt_max = policy.held, policy.borrowed, policy.debt_max
+    rate = held if policy.rate is None else rate_per_s(policy.rate)
     for criticality, reserve in policy.reserve.items():
         number, unit = quantity.parse(reserve)
-        above = number > 100 if unit == "%" else quantity.units(reserve, rate=rate) > policy.held
+        above = number > 100 if unit == "%" else quantity.units(reserve, rate=rate) > held
         # Buckets that count requests hold a burst, which the controller moves.
         if above and (unit == "%" or policy.mechanism is Mechanism.WORK):
             raise refuse("at most the capacity", field=f"reserve.{criticality}", found=show(written(reserve)))
     stop_debt = 0.0 if policy.stop_debt is None else policy.stop_debt
-    if quantity.units(stop_debt, rate=rate) > policy.debt_max:
+    if quantity.units(stop_debt, rate=rate) > debt_max:
         found = f"{show(written(stop_debt))} beyond max_debt {show(written(_max_debt_written(policy)))}"
         raise refuse("at most max_debt, where debt ends", field="stop_debt", found=found)
-    if policy.borrowed > policy.debt_max:
-        found = f"{show(written(_max_debt_written(policy)))}, which is {policy.debt_max:g} units"
-        allowed = f"at least {policy.borrowed:g}, which minimum and reserve let requests borrow"
+    if borrowed > debt_max:
+        found = f"{show(written(_max_debt_written(policy)))}, which is {debt_max:g} units"
+        allowed = f"at least {borrowed:g}, which minimum and reserve let requests borrow"
         raise refuse(allowed, field="max_debt", found=found)
     _bounds_one_request(policy)
 
 
 def _bounds_one_request(policy: Policy) -> None:
-    """Bounds on one request that contradict each other, or could never matter (W13)."""
-    fixed = policy.charge if policy.charge != "learned" and not policy.weights else 0.0
+    """Refuse bounds on one request that contradict each other, or could never matter (W13)."""
+    fixed = 0.0 if policy.weights else policy.fixed_charge
     if fixed > policy.request_max:
         field = "max_request" if policy.max_request == policy.request_max else "max_work"
         raise refuse(f"at least the charge, {fixed:g}", field=field, found=f"{policy.request_max:g}")
@@ -222,8 +286,8 @@ def _admits_at_times(policy: Policy) -> None:
 def _fits_its_quota(policy: Policy) -> None:
     assert policy.quota is not None
     amounts = {"minimum": policy.least}
-    if policy.quota.work is not None and policy.charge != "learned" and not policy.weights:
-        amounts["charge"] = policy.charge
+    if policy.quota.work is not None and not policy.learns and not policy.weights:
+        amounts["charge"] = policy.fixed_charge
     for field, amount in amounts.items():
         if amount > policy.held:
             allowed = f"at most the quota, {policy.held:g}; more admits nobody"
@@ -231,7 +295,7 @@ def _fits_its_quota(policy: Policy) -> None:
 
 
 def _fits_a_quota(policy: Policy) -> None:
-    """A quota has no rate: nothing of it refills, and no time can be worth units."""
+    """Refuse fields of a rate in a quota: it does not refill, and no time is worth units."""
     amounts = {"max_debt": policy.max_debt, "stop_debt": policy.stop_debt}
     amounts |= {f"reserve.{criticality}": amount for criticality, amount in policy.reserve.items()}
     for name, amount in amounts.items():

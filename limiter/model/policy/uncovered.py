@@ -1,4 +1,4 @@
-"""Which requests no policy covers, most frequent first (P7), in memory that no flood of distinct ones can fill.
+"""The most frequent requests that no policy covers (P7), in memory that no flood of distinct ones can fill.
 
 Requests are counted by their *shape*: the namespace and the names of the dimensions, not the values. `costumer` for
 `customer` is one shape however many customers there are. Of each kind of namespace, declared or not, at most
@@ -16,26 +16,26 @@ from typing import NamedTuple
 SHAPES_KEPT_MAX = 128
 EXAMPLES_MAX = 3
 TEXT_KEPT_MAX = 64
-"""Characters of a name or a value that are kept: a policy's names are no longer."""
+"""Characters of a name or a value that are kept: the names in policies are no longer."""
 
 HINTS_MAX = 4
-"""Dimensions of one shape that a known name is looked for."""
+"""Dimensions of one shape that are compared with known names."""
 TYPOS_MAX = 2
-"""Letters that may be left out of both names until they are the same."""
+"""Letters that may be left out of both names to make them equal."""
 HINT_LENGTH_MAX = 32
 KNOWN_MAX = 500
-"""Known names that are looked at, of one namespace."""
+"""Known names of one namespace that are compared."""
 
 
 class Shape(NamedTuple):
-    """What uncovered requests have in common."""
+    """The common properties of uncovered requests."""
 
     namespace: str
     dimensions: tuple[str, ...]
 
 
 class Seen:
-    """What is known of a shape."""
+    """The statistics of a shape."""
 
     __slots__ = ("count", "count_error", "examples", "first_us", "last_us")
 
@@ -59,7 +59,7 @@ class Shapes:
         return len(self._seen)
 
     def count(self, namespace: str, descriptor: Mapping[str, str], now_us: int) -> None:
-        """One more request, at a time of the store's."""
+        """Count one request, at a time of the store's clock."""
         shape = Shape(namespace[:TEXT_KEPT_MAX], tuple(sorted(descriptor)))
         seen = self._seen.get(shape) or self._add(shape, now_us)
         self._move(shape, seen.count, seen.count + 1)
@@ -91,23 +91,23 @@ class Shapes:
         self._by_count.setdefault(to, {})[shape] = None
 
     def most_frequent(self) -> list[tuple[Shape, Seen]]:
-        """All that are kept, the most frequent first."""
+        """Return all shapes, the most frequent first."""
         return sorted(self._seen.items(), key=lambda found: (-found[1].count, found[0]))
 
 
 class UncoveredTally:
-    """Uncovered requests of one process. Floods of namespaces that nobody declared displace no declared one."""
+    """Uncovered requests of one process. A flood of undeclared namespaces displaces no declared one."""
 
     def __init__(self) -> None:
         self.declared = Shapes()
         self.undeclared = Shapes()
 
     def count(self, namespace: str, descriptor: Mapping[str, str], now_us: int, *, declared: bool) -> None:
-        """One more request."""
+        """Count one request."""
         (self.declared if declared else self.undeclared).count(namespace, descriptor, now_us)
 
     def most_frequent(self) -> list[tuple[Shape, Seen]]:
-        """All shapes, the most frequent first."""
+        """Return all shapes, the most frequent first."""
         both = [*self.declared.most_frequent(), *self.undeclared.most_frequent()]
         return sorted(both, key=lambda found: (-found[1].count, found[0]))
 
@@ -115,8 +115,8 @@ class UncoveredTally:
 class Nearest:
     """Finds the known name that a name was probably meant to be: `costumer` → `customer`.
 
-    Names are alike if leaving out up to two letters of each makes them the same; the known names are looked up by all
-    that is left of them then, so that a name costs the same however many are known.
+    Two names are similar if leaving out up to two letters of each makes them equal. Known names are indexed by all of
+    their shortened forms, so a look-up costs the same however many there are.
     """
 
     def __init__(self, known: Iterable[str]) -> None:
@@ -127,14 +127,14 @@ class Nearest:
                 self._left.setdefault(left, name)
 
     def of(self, name: str) -> str | None:
-        """The known name that is meant; None if it is known itself, or none is near."""
+        """Return the known name that is meant; None if the name is known itself, or none is similar."""
         if name in self.known:
             return None
         return next((self._left[left] for left in _shortened(name) if left in self._left), None)
 
 
 def _shortened(name: str) -> Iterator[str]:
-    """The name with no, one and two letters left out; less than half of a name says nothing."""
+    """Yield the name with no, one and two letters left out; never less than half of it, which would be too vague."""
     if len(name) > HINT_LENGTH_MAX:
         return
     yield name

@@ -1,1 +1,1 @@
-"""Connecting: servers, Sentinel, Cluster and the embedded store."""
+"""Connections to servers, Sentinel, Cluster and the embedded store."""

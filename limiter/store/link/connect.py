@@ -1,4 +1,4 @@
-"""Connecting to the store by URL, behind one small face, and finding out whether it can serve (F-S13)."""
+"""Open the store of a URL behind one small interface, and check that it can serve (F-S13)."""
 
 import struct
 from collections.abc import AsyncGenerator
@@ -9,19 +9,19 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from limiter.store import keys
 from limiter.store.clock import time_us
-from limiter.store.errors import StoreOutOfMemory, StoreUnsupported
 from limiter.store.link.links import LOOKUP_TIMEOUT_S, ClusterLink, Dialer, SentinelLink, ServerLink
 from limiter.store.link.server_connection import Argument
 from limiter.store.link.urls import parse
 from limiter.store.link.wire import Replied
+from limiter.store.store_errors import StoreOutOfMemory, StoreUnsupported
 
 CONNECT_TIMEOUT_S = 1.0
-MAX_CONNECTIONS = 16  # to each server
+MAX_CONNECTIONS = 16  # per server
 
 PROBE_TIMEOUT_S = 2.0
-PROBE_NUMBER = 0.1  # no float64 survives a detour through decimal text unless all its digits do
+PROBE_NUMBER = 0.1  # a float64 survives decimal text only with all its digits
 
-# What every script relies on: the shebang, struct, and the server's clock.
+# All that the scripts rely on: the shebang, struct, and the server's clock.
 PROBE_SCRIPT = """#!lua
 local now = redis.call('TIME')
 return {struct.pack('<d', struct.unpack('<d', ARGV[1])), now[1], now[2]}
@@ -29,47 +29,45 @@ return {struct.pack('<d', struct.unpack('<d', ARGV[1])), now[1], now[2]}
 
 Version = tuple[int, ...]
 OLDEST: dict[str, Version] = {"redis": (7, 0), "valkey": (8, 0)}
-FORBIDDEN_INSIDE = ("ACL failure", "user executing the script")  # how Valkey and Redis 7.0 say it within a script
+FORBIDDEN_INSIDE = ("ACL failure", "user executing the script")  # the words of Valkey and of Redis 7.0 within a script
 INSTEAD = "or unset HEADGATE_REDIS_URL to use the bundled Valkey"
 
 
 class Link(Protocol):
-    """The way to the store."""
+    """A link to the store."""
 
     async def call(self, key: bytes, *command: Argument, timeout_s: float) -> Any:
         """Send `command` once to the server that holds `key`, and return its reply, in bytes.
 
         Raises `StoreRefused` if it certainly did not run, `StoreUnavailable` if it may have, and redis-py's
-        `ResponseError` (`NoScriptError` among them) as the server answered it. Takes at most `timeout_s`.
+        `ResponseError` (`NoScriptError` among them) for an error that the server answered. Takes at most `timeout_s`.
         """
         ...
 
     def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
-        """Send a command packed by `server_connection.pack` once, at once, with no coroutine, if connected.
+        """Send a command packed by `server_connection.pack` once and at once, without a coroutine, if connected.
 
-        `replied` is told the reply, or an exception: `StoreUnavailable` where it may have run, `ResponseError`, a
-        redirect among them, or `StoreRefused` where it did not. Whoever is told one goes on with `call`. False: no
-        connection stands, and nothing was sent. Without a reply by the deadline (the loop's time) there is none.
+        `replied` receives the reply, or an exception: `StoreUnavailable` if it may have run, `StoreRefused` if it did
+        not, or a `ResponseError`, redirects among them. After an exception the sender continues with `call`. Returns
+        False without sending if no connection is open. Without a reply by the deadline (loop time) it counts as lost.
         """
         ...
 
     def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
-        """What is published on `channel`, over a connection of its own: an empty message once that stands, then each.
+        """Yield the messages on `channel`, over a connection of its own: an empty one once subscribed, then each.
 
         Ends only by raising `StoreUnavailable` or `ResponseError`. Close it (`contextlib.aclosing`) to stop. Messages
-        can get lost on the way: a listener must also look now and then.
+        can get lost: a listener must also poll now and then.
         """
         ...
 
-    async def aclose(self) -> None:
-        """Close all connections."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 async def open_link(
     url: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S, max_connections: int = MAX_CONNECTIONS
 ) -> Link:
-    """A link to the store that `url` names (see `limiter.store.link.urls`). The store need not be up yet."""
+    """Return a link to the store of `url` (see `limiter.store.link.urls`). The store need not be up yet."""
     target = parse(url)
     dial = Dialer(target.options, target.tls, connect_timeout_s, max_connections)
     if target.kind == "cluster":
@@ -82,27 +80,27 @@ async def open_link(
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself."""
+    """Facts that a server reports of itself."""
 
     name: Literal["redis", "valkey"]
     version: Version
     now_us: int
     maxmemory_policy: str
     is_out_of_memory: bool = False
-    """Whether it refuses what needs memory: it answers, and settles still work."""
+    """True if it refuses writes that need memory; it answers, and settles still work."""
 
     def __str__(self) -> str:
         return f"{self.name.capitalize()} {'.'.join(map(str, self.version))}"
 
 
 async def probe(link: Link, *, timeout_s: float = PROBE_TIMEOUT_S) -> ServerFacts:
-    """Ask the server what it is and have it run a script; raises `StoreUnsupported` with what to change."""
+    """Ask the server for its version and run a script; raises `StoreUnsupported` with what to change."""
     info = await _info(link, timeout_s)
     name, version = _identity(info)
     policy = info.get("maxmemory_policy", "unknown")
     try:
         now_us = await _run_script(link, timeout_s)
-    except StoreOutOfMemory:  # no script that may write runs then; whether it could is for another time
+    except StoreOutOfMemory:  # a script that may write cannot run then; the next probe tries it
         now_us = time_us(await link.call(keys.PROBE, "TIME", timeout_s=timeout_s))
         return ServerFacts(name, version, now_us, policy, is_out_of_memory=True)
     return ServerFacts(name, version, now_us, policy)
@@ -120,7 +118,7 @@ async def _info(link: Link, timeout_s: float) -> dict[str, str]:
 
 
 def _identity(info: dict[str, str]) -> tuple[Literal["redis", "valkey"], Version]:
-    """Valkey reports the Redis version it is compatible with beside its own."""
+    """Return product and version. Valkey reports the Redis version that it is compatible with beside its own."""
     name: Literal["redis", "valkey"] = "valkey" if "valkey_version" in info else "redis"
     text = info.get(f"{name}_version", "")
     version = tuple(int(part) for part in text.split(".") if part.isdecimal())

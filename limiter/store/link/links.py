@@ -1,7 +1,7 @@
 """The three kinds of link: one server, the primary that Sentinel names, the nodes of a Cluster.
 
-Each sends a command once and never repeats one that may have run. Redirects are followed, since they promise
-that nothing was executed; after anything that looks like a failover the way is looked up again, in the background.
+Each sends a command once and never repeats one that may have run. Redirects are followed, since they promise that
+nothing was executed. After any sign of a failover the address is looked up again in the background.
 """
 
 import asyncio
@@ -19,25 +19,25 @@ from redis.asyncio.connection import (
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, RedisError
 
-from limiter.store.errors import (
+from limiter.store.link.server_connection import Argument, ServerConnection, pack, was_closed
+from limiter.store.link.urls import Address, Target, UrlError
+from limiter.store.link.wire import Replied
+from limiter.store.store_errors import (
     StoreError,
     StoreOutOfMemory,
     StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
 )
-from limiter.store.link.server_connection import Argument, ServerConnection, pack, was_closed
-from limiter.store.link.urls import Address, Target, UrlError
-from limiter.store.link.wire import Replied
 
-LOOKUP_TIMEOUT_S = 0.25  # for one sentinel or cluster node to tell where things are
+LOOKUP_TIMEOUT_S = 0.25  # for one sentinel or cluster node to answer a look-up
 LOOKUP_PAUSE_S = 0.1  # between one look-up and the next
-LISTEN_TIMEOUT_S = 1.0  # to find whom to listen to
+LISTEN_TIMEOUT_S = 1.0  # to find a server to subscribe to
 MAX_REDIRECTS = 5
 
 
 class Dialer:
-    """Makes nodes whose connections have what the URL asked for, and none of redis-py's own initiative."""
+    """Makes server connections with the options of the URL, and without redis-py's own retries and handshakes."""
 
     def __init__(self, options: Mapping[str, Any], tls: bool, connect_timeout_s: float, max_connections: int) -> None:
         self._options = {
@@ -51,7 +51,7 @@ class Dialer:
         self._tls = self._load_tls() if tls else None
 
     def _load_tls(self) -> RedisSSLContext:
-        """Read certificates once: redis-py would for every connection."""
+        """Read certificates once; redis-py would read them for every connection."""
         try:
             context = SSLConnection(**self._options).ssl_context
             context.get()
@@ -60,7 +60,7 @@ class Dialer:
         return context
 
     def __call__(self, address: Address) -> ServerConnection:
-        """A node on a TCP port."""
+        """Return a connection to a TCP port."""
         host, port = address
 
         def connection() -> AbstractConnection:
@@ -73,7 +73,7 @@ class Dialer:
         return ServerConnection(f"{host}:{port}", connection, max_connections=self._max_connections)
 
     def socket(self, path: str) -> ServerConnection:
-        """A node on a unix socket."""
+        """Return a connection to a unix socket."""
 
         def connection() -> AbstractConnection:
             return UnixDomainSocketConnection(path=path, **self._options)
@@ -82,33 +82,29 @@ class Dialer:
 
 
 class ServerLink:
-    """One server. Behind a virtual address it may become another: after READONLY its node connects again."""
+    """One server. A virtual address may move to another server: after READONLY the connections are opened again."""
 
     def __init__(self, node: ServerConnection) -> None:
         self._node = node
 
     async def call(self, key: bytes, *command: Argument, timeout_s: float) -> Any:
-        """Send once to the server that holds `key`; see `Link`."""
         try:
             return await self._node.call(pack(*command), deadline_s=_deadline_s(timeout_s))
         except AskError as error:
             raise _cluster_found() from error
 
     def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
-        """Send once, at once; see `Link`."""
         return self._node.send(packed, replied, deadline_s=deadline_s)
 
     def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
-        """What is published on a channel; see `Link`."""
         return self._node.listen(channel)
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._node.aclose()
 
 
 class Lookup:
-    """Looks up the way again in the background, once at a time, however many ask for it."""
+    """Looks up addresses in the background, once at a time, however many ask for it."""
 
     def __init__(self, find: Callable[[], Awaitable[None]]) -> None:
         self._find = find
@@ -117,7 +113,7 @@ class Lookup:
         self._closed = False
 
     def start(self) -> None:
-        """Begin, unless already under way."""
+        """Begin a look-up unless one is under way."""
         if not self._closed and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(_retrieve)
@@ -131,7 +127,7 @@ class Lookup:
             self._not_before_s = loop.time() + LOOKUP_PAUSE_S
 
     async def wait(self, *, deadline_s: float) -> None:
-        """Wait for the one under way, or a new one; raises `StoreRefused` if it fails or takes too long."""
+        """Wait for the look-up under way, or a new one; raises `StoreRefused` if it fails or takes too long."""
         self.start()
         if self._closed or self._task is None:
             raise StoreRefused("the link is closed")
@@ -140,14 +136,13 @@ class Lookup:
             async with asyncio.timeout_at(deadline_s):
                 await asyncio.shield(task)
         except TimeoutError:
-            raise StoreRefused("nobody could say in time where the store is") from None
+            raise StoreRefused("the address of the store could not be looked up in time") from None
         except asyncio.CancelledError:
             if was_closed(task):
                 raise StoreRefused("the link is closed") from None
             raise
 
     async def aclose(self) -> None:
-        """Stop looking."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -157,8 +152,8 @@ class Lookup:
 class SentinelLink:
     """The primary of a service, as its sentinels name it.
 
-    Asks them with GET-MASTER-ADDR-BY-NAME, as Sentinel's guide for clients says (redis-py's own `Sentinel`
-    lists all services instead), and over our nodes, so that deadlines hold here too.
+    Asks them with GET-MASTER-ADDR-BY-NAME, as Sentinel's guide for clients says (redis-py's own `Sentinel` lists all
+    services instead), over connections of this package, so that deadlines hold here, too.
     """
 
     def __init__(self, target: Target, dial: Dialer, dial_sentinel: Dialer) -> None:
@@ -171,7 +166,6 @@ class SentinelLink:
         self._lookup = Lookup(self._find)
 
     async def call(self, key: bytes, *command: Argument, timeout_s: float) -> Any:
-        """Send once to the server that holds `key`; see `Link`."""
         deadline_s = _deadline_s(timeout_s)
         packed = pack(*command)
         primary = await self._find_primary(timeout_s, deadline_s)
@@ -187,13 +181,12 @@ class SentinelLink:
             raise
 
     def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
-        """Send once, at once; see `Link`. Not to a primary that failed a call: `call` asks the sentinels first."""
+        """Send at once; see `Link`. Not to a primary that failed a call: `call` asks the sentinels first."""
         if self._primary is None or self._suspect:
             return False
         return self._primary.send(packed, replied, deadline_s=deadline_s)
 
     async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
-        """What is published on a channel; see `Link`."""
         primary = await self._find_primary(LISTEN_TIMEOUT_S, _deadline_s(LISTEN_TIMEOUT_S))
         try:
             async with aclosing(primary.listen(channel)) as messages:
@@ -208,7 +201,8 @@ class SentinelLink:
         if self._primary is None:
             await self._lookup.wait(deadline_s=deadline_s)
         elif self._suspect:
-            # Sentinels out of reach must not keep us from a primary within: half the time is theirs.
+            # Half of the time is for the sentinels: with all of them out of reach, the last known primary is still
+            # asked.
             with suppress(StoreRefused):
                 await self._lookup.wait(deadline_s=deadline_s - timeout_s / 2)
         assert self._primary is not None
@@ -239,14 +233,13 @@ class SentinelLink:
                 await former.aclose()
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._lookup.aclose()
         for node in (*self._sentinels, *([self._primary] if self._primary else [])):
             await node.aclose()
 
 
 class ClusterLink:
-    """The nodes of a Redis Cluster, each command to the one that serves its key's slot."""
+    """The nodes of a Redis Cluster; each command goes to the node that serves its key's slot."""
 
     def __init__(self, target: Target, dial: Dialer) -> None:
         self._seeds = target.addresses
@@ -257,7 +250,6 @@ class ClusterLink:
         self._lookups = 0
 
     async def call(self, key: bytes, *command: Argument, timeout_s: float) -> Any:
-        """Send once to the server that holds `key`; see `Link`."""
         deadline_s = _deadline_s(timeout_s)
         packed = pack(*command)
         address = await self._find_owner(key_slot(key), deadline_s)
@@ -265,8 +257,8 @@ class ClusterLink:
         for _ in range(MAX_REDIRECTS):
             try:
                 return await self._node(address).call(packed, deadline_s=deadline_s, asking=asking)
-            except AskError as redirect:  # MovedError is one
-                # No host in a redirect means: the one that gave it.
+            except AskError as redirect:  # MovedError is a subclass
+                # A redirect without a host means the node that sent it.
                 address = (redirect.host or address[0], redirect.port)
                 asking = not isinstance(redirect, MovedError)
                 if not asking:
@@ -280,12 +272,12 @@ class ClusterLink:
         raise StoreRefused(f"redirected {MAX_REDIRECTS} times, last to {address[0]}:{address[1]}")
 
     def send(self, key: bytes, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
-        """Send once, at once; see `Link`."""
         address = self._slots[key_slot(key)]
         return address is not None and self._node(address).send(packed, replied, deadline_s=deadline_s)
 
     async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
-        """What is published on a channel; see `Link`. Every node hears of it; the one of the name's slot tells us."""
+        """Yield messages; see `Link`. Every node receives them; this listens to the one that serves the channel's
+        slot."""
         address = await self._find_owner(key_slot(channel), _deadline_s(LISTEN_TIMEOUT_S))
         try:
             async with aclosing(self._node(address).listen(channel)) as messages:
@@ -310,7 +302,7 @@ class ClusterLink:
 
     async def _find(self) -> None:
         known = list(dict.fromkeys((*self._nodes, *self._seeds)))
-        # Each time another is asked first: one that is cut off, or stalls, must not mislead us for long.
+        # Each time another node is asked first: one that is cut off or stalls must not mislead for long.
         self._lookups += 1
         turn = self._lookups % len(known)
         troubles = []
@@ -326,14 +318,14 @@ class ClusterLink:
                 await self._adopt(ranges, asked=address)
                 return
             troubles.append(f"{address[0]}:{address[1]} knows of no slots")
-        raise StoreRefused(f"no node of the cluster says who serves what: {'; '.join(troubles)}")
+        raise StoreRefused(f"no node of the cluster returned the map of slots: {'; '.join(troubles)}")
 
     async def _adopt(self, ranges: list[Any], *, asked: Address) -> None:
         slots: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, (host, port, *_), *_ in ranges:
-            if host == b"?":  # the node does not know either
+            if host == b"?":  # the node does not know it either
                 continue
-            # No host means: the one that we asked.
+            # An entry without a host means the node that was asked.
             address = (host.decode() if host else asked[0], port)
             slots[first : last + 1] = [address] * (last + 1 - first)
         self._slots = slots
@@ -341,7 +333,6 @@ class ClusterLink:
             await self._nodes.pop(gone).aclose()
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._lookup.aclose()
         for node in self._nodes.values():
             await node.aclose()
@@ -352,7 +343,7 @@ def _deadline_s(timeout_s: float) -> float:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Have looked at a background task's end, so that asyncio does not complain that nobody did."""
+    """Retrieve a background task's exception, so that asyncio does not log that nobody did."""
     if not task.cancelled():
         task.exception()
 

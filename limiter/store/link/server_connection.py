@@ -1,10 +1,10 @@
 """One server of the store, and the connections to it.
 
-Works on redis-py's `Connection`, beneath its client and pools, which costs a large call much less time, and these
-promises are easier kept without retries, health checks and metrics in between:
+Built on redis-py's `Connection`, below its client and pools: a large call costs much less time, and these promises are
+easier to keep without retries, health checks and metrics in between:
 
 * a command is written at most once, and never after its deadline;
-* a connection whose reply was not read to the end, for whatever reason, is closed, never used again (F-R16);
+* a connection whose reply was not read to the end, for whatever reason, is closed and never used again (F-R16);
 * no wait outlasts the deadline; connecting may, and then serves a later call.
 
 Calls without a coroutine (`send`) share one connection beside those, the wire.
@@ -28,17 +28,17 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.link.deadline import TimeoutAt
 from limiter.store.link.wire import Replied, Wire
+from limiter.store.store_errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
 
 Argument = bytes | str | int | float
 
 LISTEN_PING_S = 2.0
-"""A subscription this silent is asked whether it still stands, and given up if it does not say so in as long."""
+"""A subscription that is silent for this long is sent a PING, and given up without an answer in the same time."""
 
 REWIRE_S = 0.1
-"""From a wire that could not be connected to the next attempt."""
+"""Pause after a failed attempt to connect the wire."""
 
 # Answers that mean "not now", given before anything was executed.
 TURNED_AWAY = (BusyLoadingError, ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
@@ -46,7 +46,7 @@ TURNED_AWAY_PREFIXES = ("BUSY ", "MISCONF ", "NOAUTH ", "NOPERM ", "NOREPLICAS "
 
 
 def pack(*command: Argument) -> bytes:
-    """A command as it goes over the wire; in C, which matters with hundreds of arguments."""
+    """Encode a command for the wire; in C, which matters with hundreds of arguments."""
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # the stub knows one-tuples only
     return packed
 
@@ -55,7 +55,7 @@ ASKING = pack("ASKING")
 
 
 class ServerConnection:
-    """One server, a stack of idle connections, and a bound on how many there are."""
+    """One server, a stack of idle connections, and a bound on their number."""
 
     def __init__(self, where: str, connection: Callable[[], AbstractConnection], *, max_connections: int) -> None:
         self.where = where  # for messages
@@ -85,17 +85,17 @@ class ServerConnection:
             raise _failure(sent)(f"{self.where} did not {doing} in time") from None
         except ResponseError as error:
             if isinstance(error, ReadOnlyError):
-                await self.drop()  # demoted; behind a virtual address the next connection may find the primary
+                await self.drop()  # a demoted primary; behind a virtual address a new connection may find the new one
             raise _translated(error, self.where) from None
         except (RedisError, OSError) as error:
-            # A status code tells the server's own answer (LOADING, NOAUTH …) from a lost connection.
+            # A status code distinguishes the server's own answer (LOADING, NOAUTH …) from a lost connection.
             answered = getattr(error, "status_code", None) is not None
             raise _failure(sent and not answered)(f"{self.where}: {error}") from error
 
     def send(self, packed: bytes, replied: Replied, *, deadline_s: float) -> bool:
-        """Send one packed command once, at once; `replied` is told the reply, or what `call` would raise.
+        """Send one packed command once, at once; `replied` receives the reply, or what `call` would raise.
 
-        False, and nothing is sent, while no wire stands; one is connected then, for later calls.
+        Returns False without sending if no wire is open; then one is opened for later calls.
         """
         wire = self._wire
         if wire is None or not wire.is_open:
@@ -117,7 +117,7 @@ class ServerConnection:
         try:
             connection = await connecting
         except (RedisError, OSError):
-            return  # the next call finds out why, and says so
+            return  # the next call meets the same error and reports it
         finally:
             self._connecting.discard(connecting)
         if self._closed or generation != self._generation or (self._wire is not None and self._wire.is_open):
@@ -126,7 +126,7 @@ class ServerConnection:
             self._wire = Wire(connection, self.where, self._meaning)
 
     def _meaning(self, error: ResponseError) -> Exception:
-        """What an error reply on the wire means to the sender of the command."""
+        """Return the exception that an error reply on the wire stands for."""
         if isinstance(error, ReadOnlyError):
             self._run(self.drop())
         return _translated(error, self.where)
@@ -157,7 +157,7 @@ class ServerConnection:
             self._permits.release()
 
     async def _take(self) -> AbstractConnection:
-        """A connection to use, with the permit to use it."""
+        """Return a connection, together with the permit to use it."""
         await self._permits.acquire()
         connection: AbstractConnection | None = None
         try:
@@ -171,7 +171,7 @@ class ServerConnection:
                 raise StoreRefused(f"the link to {self.where} is closed")
             connecting = asyncio.create_task(self._connect())
         except BaseException:
-            if connection is not None:  # taken from the stack, and nobody else will close it
+            if connection is not None:  # taken from the stack, so nobody else will close it
                 await close(connection)
             self._permits.release()
             raise
@@ -179,7 +179,7 @@ class ServerConnection:
         return await self._connected(connecting)
 
     async def _connected(self, connecting: asyncio.Task[AbstractConnection]) -> AbstractConnection:
-        """Wait for a connection being made. Who stops waiting leaves it, and the permit, to later calls."""
+        """Wait for a connection being made. A caller that stops waiting leaves it, and the permit, to later calls."""
         try:
             connection = await asyncio.shield(connecting)
         except asyncio.CancelledError:
@@ -210,7 +210,7 @@ class ServerConnection:
         self._permits.release()
 
     async def listen(self, channel: bytes) -> AsyncGenerator[bytes]:
-        """Subscribe over a connection of its own; an empty message once that stands, then each one published."""
+        """Subscribe over a connection of its own: yield an empty message once subscribed, then each one published."""
         if self._closed:
             raise StoreRefused(f"the link to {self.where} is closed")
         connection = self._new_connection()
@@ -231,7 +231,7 @@ class ServerConnection:
             await close(connection)
 
     async def drop(self) -> None:
-        """Forget all connections: idle ones now, others after their reply. Later calls connect again."""
+        """Drop all connections: idle ones now, others after their reply. Later calls connect again."""
         self._generation += 1
         if self._wire is not None:
             self._wire.retire()
@@ -252,13 +252,14 @@ class ServerConnection:
 
 
 def was_closed(task: asyncio.Task[Any]) -> bool:
-    """Whether a wait for `task` ended because closing the link cancelled it, and not because we were cancelled."""
+    """True if a wait for `task` ended because closing the link cancelled it, and not because the waiter was
+    cancelled."""
     us = asyncio.current_task()
     return task.cancelled() and us is not None and not us.cancelling()
 
 
 async def _pushed(connection: AbstractConnection) -> AsyncGenerator[tuple[bytes, bytes]]:
-    """What comes over a subscribed connection, as kind and content, for as long as it is alive."""
+    """Yield kind and content of each message on a subscribed connection, for as long as it is alive."""
     asked = False
     while True:
         reply: Any = await connection.read_response(timeout=LISTEN_PING_S)
@@ -273,13 +274,14 @@ async def _pushed(connection: AbstractConnection) -> AsyncGenerator[tuple[bytes,
 
 
 def _is_lost(connection: AbstractConnection) -> bool:
-    """Whether its transport has ended: on Python 3.12 writing to it then is no OSError, but an AttributeError."""
-    writer = connection._writer  # noqa: SLF001  no other way to ask
+    """True if its transport has ended: on Python 3.12, writing to it then raises AttributeError instead of OSError."""
+    writer = connection._writer  # noqa: SLF001  no public way to ask
     return writer is None or writer.transport.is_closing()
 
 
 async def close(connection: AbstractConnection) -> None:
-    """End a connection at once. A TLS one would wait for its peer's farewell, and the peer may be gone."""
+    """Close a connection at once. Closing a TLS one would wait for its peer's close_notify, and the peer may be
+    gone."""
     writer = connection._writer if isinstance(connection, SSLConnection) else None  # noqa: SLF001  no way to abort
     if writer is not None:
         writer.transport.abort()
@@ -290,7 +292,7 @@ async def _read_asking(connection: AbstractConnection) -> None:
     try:
         await connection.read_response()
     except ResponseError as error:
-        # The command's own reply is still to come, so this must end the connection, not just the call.
+        # The reply to the command itself is still to come, so the connection must end, not only the call.
         raise RedisConnectionError(f"ASKING was answered with {error}") from error
 
 
@@ -299,7 +301,7 @@ def _failure(may_have_run: bool) -> type[StoreUnavailable]:
 
 
 def _translated(error: ResponseError, where: str) -> Exception:
-    """Server's answers that say "not now" become ours; others stay what they are."""
+    """Translate server errors that mean "not now" into ours; return others as they are."""
     text = str(error)
     if "@user_script" in text:  # raised half way through a script: neither refused nor in doubt
         return error

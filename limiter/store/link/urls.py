@@ -1,4 +1,4 @@
-"""Store URLs: one string says where the store is, of what kind, and how to prove who we are.
+"""Store URLs: the place of the store, its kind, and the credentials in one string.
 
     redis://[user:password@]host[:port][/db]                       one server
     rediss://…?ssl_ca_certs=/etc/ssl/ca.pem                        the same over TLS
@@ -6,8 +6,8 @@
     redis+sentinel://[user:password@]host[:port],…/service[/db]    the primary that Sentinel names
     redis+cluster://[user:password@]host[:port],…                  Redis Cluster
 
-`rediss+sentinel` and `rediss+cluster` use TLS. User, password and path are percent-encoded. No message made
-here ever shows a password: of a URL that is understood what cannot be secret is shown, of any other only its scheme.
+`rediss+sentinel` and `rediss+cluster` use TLS. User, password and path are percent-encoded. No message made here shows
+a password: of a URL that was parsed it shows the parts that cannot be secret, of any other only the scheme.
 """
 
 import re
@@ -42,16 +42,16 @@ Address = tuple[str, int]
 
 
 class UrlError(ValueError):
-    """A store URL that cannot be understood; says what is wrong and which forms there are."""
+    """A store URL that cannot be parsed; the message says what is wrong and which forms are supported."""
 
 
 class _Unfit(ValueError):
-    """What is wrong with a URL, in words of ours that repeat nothing of it."""
+    """The fault of a URL, in words that repeat nothing of it."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A store URL, understood. `options` are redis-py's names for what every connection needs."""
+    """A parsed store URL. `options` are redis-py's names for what every connection needs."""
 
     kind: Kind
     tls: bool = False
@@ -63,7 +63,7 @@ class Target:
 
 
 def mask(url: str) -> str:
-    """The URL for people to read: composed from what was understood, with every secret as `***`."""
+    """Return the URL for display: composed from its parsed parts, with every secret as `***`."""
     try:
         target = _parse(urlsplit(url))
     except ValueError:
@@ -77,7 +77,7 @@ def mask(url: str) -> str:
 
 
 def _unreadable(url: str) -> str:
-    """A URL that is not understood: any part of it may be a password."""
+    """Return what can be shown of a URL that was not parsed: any part of it may be a password."""
     scheme = _SCHEME.match(url)
     return f"{scheme[0]}***" if scheme else "this text"
 
@@ -93,18 +93,18 @@ def _shown(name: str, value: object) -> str:
 
 
 def parse(url: str) -> Target:
-    """Understand a store URL, or raise `UrlError`."""
+    """Parse a store URL, or raise `UrlError`."""
     try:
         return _parse(urlsplit(url))
     except _Unfit as error:
         raise UrlError(f"{_unreadable(url)} is not a store URL: {error}; the forms are {FORMS}") from None
-    except ValueError:  # urlsplit's own words may repeat what it was given
+    except ValueError:  # urlsplit's message may repeat the URL
         raise UrlError(f"{_unreadable(url)} is not a store URL: it cannot be read; the forms are {FORMS}") from None
 
 
 def _parse(url: SplitResult) -> Target:
     if "@" in url.path + url.query or url.fragment:
-        # Most likely the password's; nothing of it may be repeated in a message.
+        # Most likely part of the password, so no message may repeat it.
         raise _Unfit("/, ?, # and @ in a user, password or path must be percent-encoded")
     match url.scheme.partition("+"):
         case "unix", "", "":
@@ -117,7 +117,7 @@ def _parse(url: SplitResult) -> Target:
             return _parse_cluster(url, tls=transport == "rediss")
     if url.scheme in _OTHER_SCHEMES:
         raise _Unfit(f"unsupported scheme {url.scheme}://")
-    # Not repeated: of `name:password@host` the scheme is whatever stands before the first colon.
+    # Not repeated: in `name:password@host` everything before the first colon counts as the scheme.
     raise _Unfit("unsupported scheme" if url.scheme else "it has no scheme")
 
 
@@ -142,7 +142,7 @@ def _parse_sentinel(url: SplitResult, *, tls: bool) -> Target:
     if not service:
         raise _Unfit("it names no service: add /service after the hosts")
     query = _query(url, {"db"} | _tls_options(tls) | SENTINEL_OPTIONS)
-    # Sentinels have accounts of their own, without a password unless one is given.
+    # Sentinels have their own accounts, without a password unless one is given.
     sentinel = {name.removeprefix("sentinel_"): query.pop(name) for name in SENTINEL_OPTIONS & query.keys()}
     sentinel |= {name: query[name] for name in TLS_OPTIONS & query.keys()}
     return Target(
@@ -168,7 +168,7 @@ def _addresses(url: SplitResult, default_port: int) -> tuple[Address, ...]:
 
 
 def _address(text: str, default_port: int) -> Address:
-    """`host`, `host:port`, `[v6]` or `[v6]:port`. The text is not repeated: it may be half a password."""
+    """Parse `host`, `host:port`, `[v6]` or `[v6]:port`. No message repeats the text: it may be half a password."""
     found = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::(\d+))?", text)
     if found is None:
         raise _Unfit("a host is missing, or not of the form host:port")
@@ -195,14 +195,14 @@ def _tls_options(tls: bool) -> frozenset[str]:
 
 
 def _query(url: SplitResult, allowed: AbstractSet[str]) -> dict[str, Any]:
-    """The options after `?`. Only a few: timeouts and retries are ours to keep."""
+    """Parse the options after `?`. Only a few are allowed: timeouts and retries are set by Headgate."""
     options: dict[str, Any] = {}
     for name, value in parse_qsl(url.query, keep_blank_values=True):
         if name not in allowed:
             hint = " (TLS needs rediss://)" if name in TLS_OPTIONS else ""
             known = ", ".join(sorted(allowed)) or "none"
             shown = f"option {name}" if name in OPTIONS else "an option"
-            raise _Unfit(f"{shown} is not known here{hint}; known: {known}")
+            raise _Unfit(f"{shown} is not supported{hint}; supported: {known}")
         read = URL_QUERY_ARGUMENT_PARSERS.get(name, str)
         try:
             options[name] = read(value)

@@ -1,10 +1,10 @@
-"""A connection without coroutines: commands go out, each reply goes to the sender of its command, in order.
+"""A connection without coroutines: commands go out, and each reply goes to the sender of its command, in order.
 
-It begins as a redis-py connection that was opened and greeted as its URL says; then its transport changes its protocol.
+It begins as a redis-py connection, opened and authenticated as its URL says; then its transport changes its protocol.
 The hot path uses it (`limiter.store.batcher`): a task, streams and a timer for every call cost as much as the call.
 
-* a command is written at once and once; who is told that the connection was lost does not know whether it ran;
-* the reply to a command is told to nobody else: with the first one that is missing at its deadline the connection ends.
+* a command is written once, at once; a sender that is told of a lost connection does not know whether it ran;
+* a reply only ever goes to the sender of its command: with the first reply missing at its deadline the connection ends.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from redis._parsers.base import BaseParser
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, ResponseError
 
-from limiter.store.errors import StoreUnavailable
 from limiter.store.link.deadline import Deadline
+from limiter.store.store_errors import StoreUnavailable
 
 Replied = Callable[[Any], None]
-"""Is told the reply, or the exception that it means."""
+"""Receives the reply, or the exception that it stands for."""
 
 
 class Wire(asyncio.Protocol):
@@ -40,27 +40,27 @@ class Wire(asyncio.Protocol):
         self._timer: Deadline | None = None
         self.is_open = True
         self._is_retired = False
-        # The writer is kept: it would close its transport when it goes.
+        # The writer is kept: it would close its transport when it is collected.
         self._writer: asyncio.StreamWriter = connection._writer  # type: ignore[assignment]  # noqa: SLF001
-        connection._reader = connection._writer = None  # noqa: SLF001  it is ours now
+        connection._reader = connection._writer = None  # noqa: SLF001  the transport is this object's now
         self._transport = cast("asyncio.Transport", self._writer.transport)
         self._transport.set_protocol(self)
 
     def send(self, packed: bytes, replied: Replied, *, deadline_s: float) -> None:
-        """Send a command. Without its reply by the deadline (the loop's time) the connection is given up."""
+        """Send a command. Without its reply by the deadline (loop time) the connection is given up."""
         self._waiting.append((deadline_s, replied))
         self._transport.write(packed)
         if self._timer is None:
             self._timer = Deadline(deadline_s, self._look)
 
     def data_received(self, data: bytes) -> None:
-        """Replies, or parts of them."""
+        """Receive replies, or parts of them."""
         reader, waiting = self._reader, self._waiting
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
                 if not waiting:
-                    self.close("it sent what nobody had asked for")
+                    self.close("it sent a reply without a command")
                     return
                 _, replied = waiting.popleft()
                 replied(self._meaning(reply) if isinstance(reply, ResponseError) else reply)
@@ -70,27 +70,27 @@ class Wire(asyncio.Protocol):
             self.close("it is not used any more")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server, or we, have ended it."""
+        """Handle the end of the connection, by the server or by us."""
         self._end(str(exc) if exc else "the connection was closed")
 
     def eof_received(self) -> bool:
-        """The server sends no more: it has closed."""
+        """Handle the server's half of a close."""
         return False
 
     def retire(self) -> None:
-        """End once the last reply has come; nothing more is sent."""
+        """End once the last reply has arrived; nothing more is sent."""
         self._is_retired = True
         if not self._waiting:
             self.close("it is not used any more")
 
     def close(self, why: str) -> None:
-        """End at once. Who still waits is told that there is no reply."""
+        """End at once. Senders that still wait receive StoreUnavailable."""
         if self.is_open:
             self._transport.abort()
             self._end(why)
 
     def _look(self) -> None:
-        """One timer for all: it looks at the oldest command, and sets itself again."""
+        """Check the oldest command, and set the one timer that serves all again."""
         self._timer = None
         if not self._waiting:
             return

@@ -1,1 +1,1 @@
-"""Policies as the store keeps them, and what to do when it has lost them."""
+"""Policies in the store, and the handling of their loss."""

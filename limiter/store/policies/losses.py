@@ -1,9 +1,9 @@
-"""That the store lost its policies: kept in the store itself, until somebody says that it was seen (F-S10).
+"""Losses of policies, when the store was emptied or restored from an older copy: kept until acknowledged (F-S10).
 
-Every node that notices writes a record, every other node reads it, and what a second loss wiped out is written again by
-whoever knew of it. Losses that nobody has acknowledged yet are merged into one record, so that an acknowledgement
-covers what was told, and no more. It takes the record away, and is remembered for a day, so that a node that was cut
-off meanwhile does not bring it back.
+Every node that notices a loss writes a record, and every other node reads it. A record that a second loss wiped out is
+written again by any node that knew it. Losses that nobody has acknowledged are merged into one record, so that an
+acknowledgement covers what was shown, and no more. Acknowledging removes the record. The acknowledgement is kept for a
+day, so that a node that was cut off meanwhile does not bring the record back.
 """
 
 from __future__ import annotations
@@ -15,79 +15,79 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from limiter.store import keys
-from limiter.store.errors import StoreError
 from limiter.store.link.connect import Link
 from limiter.store.policies.policy_entries import API, Kept, Place
+from limiter.store.store_errors import StoreError
 
 POLICIES_MAX = 100
-"""Policies that a record names."""
+"""Policies that a record lists by name."""
 
 TIMES_MAX = 100
-"""Losses that a record counts, the last ones."""
+"""Losses that a record keeps; older ones are dropped."""
 
 Gone = tuple[tuple[tuple[str, str], ...], int]
-"""Policies that are gone, by namespace and name: some of them, and how many others."""
+"""Lost policies: some by namespace and name, and the number of others."""
 
 ACKNOWLEDGED_S = 86_400
 TIMEOUT_S = 2.0
 
 
 class Time(msgspec.Struct, frozen=True, array_like=True):
-    """One time that the store lost its policies."""
+    """One occasion on which the store lost its policies."""
 
     when_us: int
     life: str
     before: int
     after: int
     went_back: bool
-    """Whether the store's life goes on, from an older copy."""
+    """True if the store's life goes on from an older copy."""
     gone: int
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from others, whichever node noticed: a life ends once, but may go back more than once."""
+        """Identifies it, whichever node noticed: a life ends once, but may go back more than once."""
         return self.life, self.before if self.went_back else 0
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True):
-    """What was lost, and when it was noticed, by the store's time."""
+    """The policies that were lost, and when that was noticed, by the store's time."""
 
     when_us: int
-    """The first time."""
+    """The first occasion."""
     life: str
-    """Of the store, before the last time: each time that it is emptied it begins another."""
+    """The life of the store before the last occasion; it begins another each time it is emptied."""
     before: int
-    """The revision of the policies before the last time, and after."""
+    """Revision of the policies before the last occasion, and after it."""
     after: int
     policies: tuple[tuple[str, str], ...] = ()
-    """Namespace and name of those that were made over the API and are gone; no file puts them back."""
+    """Namespace and name of lost policies that were made over the API: no file puts them back."""
     more: int = 0
-    """How many beside those that are named."""
+    """Number of lost policies beyond those listed."""
     merged: tuple[Time, ...] = ()
-    """Each time, oldest first; nothing in the record of an older version."""
+    """Each occasion, oldest first; empty in the record of an older version."""
 
     @property
     def gone(self) -> int:
-        """How many policies are gone."""
+        """Number of lost policies."""
         return len(self.policies) + self.more
 
     @property
     def times(self) -> tuple[Time, ...]:
-        """Each time that policies were lost, oldest first."""
+        """Each occasion, oldest first."""
         return self.merged or (Time(self.when_us, self.life, self.before, self.after, False, self.gone),)
 
     @property
     def last_us(self) -> int:
-        """When it was noticed for the last time."""
+        """When the last occasion was noticed."""
         return self.times[-1].when_us
 
     def tells(self, other: Loss) -> bool:
-        """Whether each time of another is among these: nodes may have known an older revision when they noticed."""
+        """True if this includes each occasion of another; nodes may have known an older revision when they noticed."""
         known = {time.key: time.before for time in self.times}
         return all(known.get(time.key, -1) >= time.before for time in other.times)
 
     def with_(self, other: Loss | None) -> Loss:
-        """This and another in one, which stays bounded; merging the same again changes nothing."""
+        """Merge this with another. The result stays bounded; merging the same again changes nothing."""
         if other is None or self.tells(other):
             return self
         times = {time.key: time for time in other.times} | {time.key: time for time in self.times}
@@ -104,21 +104,22 @@ class Loss(msgspec.Struct, frozen=True, array_like=True):
 
 
 def noticed(when_us: int, life: str, before: int, after: int, gone: Gone, *, went_back: bool) -> Loss:
-    """A loss that a node sees for itself."""
+    """Return the loss that a node notices itself."""
     named, more = gone
     time = Time(when_us, life, before, after, went_back, len(named) + more)
     return Loss(when_us, life, before, after, named, more, (time,))
 
 
 class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
-    """Who has seen which loss."""
+    """An acknowledgement: who has seen which loss."""
 
     who: str
     when_us: int
     loss: Loss
 
     def covers(self, loss: Loss) -> bool:
-        """Whether each time of a loss was seen: nodes may have known an older revision when they noticed."""
+        """True if each occasion of a loss was acknowledged; nodes may have known an older revision when they
+        noticed."""
         return all(
             any(time.life == seen.life and time.before <= seen.before for seen in self.loss.times)
             for time in loss.times
@@ -126,7 +127,7 @@ class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
 
 
 def gone(before: Mapping[Place, Kept], after: Mapping[Place, Kept]) -> Gone:
-    """The policies that were made over the API and are not there any more: some of them, and how many others."""
+    """Return the policies that were made over the API and are missing now: some by name, and the number of others."""
     places = sorted(
         (place.namespace, place.name)
         for place, kept in before.items()
@@ -136,21 +137,21 @@ def gone(before: Mapping[Place, Kept], after: Mapping[Place, Kept]) -> Gone:
 
 
 async def read(link: Link) -> tuple[Loss | None, Acknowledged | None]:
-    """The loss that nobody has acknowledged, and the last one that somebody has."""
+    """Return the loss that is not acknowledged yet, and the last acknowledgement."""
     found: list[bytes | None] = await _call(link, "MGET", keys.POLICIES_LOSS, keys.POLICIES_LOSS_SEEN)
     return _decode(found[0], Loss), _decode(found[1], Acknowledged)
 
 
 async def write(link: Link, loss: Loss, *, replace: bool) -> None:
-    """Keep a loss; unless it replaces what was read before, only where none is kept.
+    """Write a loss; unless it replaces one that was read before, only where there is none.
 
-    Of two nodes that replace it at once one is overwritten; it merges what it knew at its next look.
+    Of two nodes that replace it at once one is overwritten; it merges its own at its next look.
     """
     await _call(link, "SET", keys.POLICIES_LOSS, msgspec.json.encode(loss), *(() if replace else ("NX",)))
 
 
 async def acknowledge(link: Link, who: str, now_us: int) -> Loss | None:
-    """Take the loss away; which it was, None if there was none."""
+    """Remove the loss and return it; None if there was none."""
     loss, _ = await read(link)
     if loss is None:
         return None
@@ -161,7 +162,7 @@ async def acknowledge(link: Link, who: str, now_us: int) -> Loss | None:
 
 
 def _decode(raw: bytes | None, kind: type[Any]) -> Any:
-    """What is damaged counts as not there."""
+    """Decode a record; a damaged one counts as absent."""
     if raw is None:
         return None
     try:
@@ -174,4 +175,4 @@ async def _call(link: Link, *command: bytes | str | int) -> Any:
     try:
         return await link.call(keys.POLICIES, *command, timeout_s=TIMEOUT_S)
     except ResponseError as error:
-        raise StoreError(f"what is known of a loss cannot be read or kept: {error}") from error
+        raise StoreError(f"the record of lost policies cannot be read or written: {error}") from error

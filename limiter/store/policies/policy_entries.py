@@ -1,8 +1,8 @@
-"""Entries of the policy store: how each is called, what is in it, and whose it is.
+"""Entries of the policy store: their names, their contents, and their owners.
 
 p:<namespace>/<name>    a policy            7@file {"name":"reads",…}     revision, owner, JSON
 n:<namespace>           a namespace         8@api {"partitions":4,…}
-p:<name>                a policy as older versions called it, when a name was unique in the whole store
+p:<name>                a policy under its old name: older versions had unique names in the whole store
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from limiter.model.policy.reading import dump, read_namespace, read_policy
 from limiter.store.policies.policy_layout import unpack_entry
 
 API = "api"
-"""Who owns what was changed over HTTP or by hand; also what is from before there were owners."""
+"""Owner of everything changed over HTTP or by hand, and of entries from before there were owners."""
 
 DEFAULT = "default"
 """The namespace of policies that name none."""
 
 ENTRIES_AT_ONCE = 20
-"""Entries to read or write before others have their turn: about a millisecond."""
+"""Entries to read or write before other tasks get their turn: about a millisecond."""
 
 Kind = Literal["policy", "namespace"]
 
 
 class Place(NamedTuple):
-    """What an entry is about: a policy of a namespace, or a namespace, whose `name` is its own."""
+    """The subject of an entry: a policy of a namespace, or a namespace, whose name stands in both fields."""
 
     kind: Kind
     namespace: str
@@ -47,27 +47,26 @@ class Place(NamedTuple):
 
     @property
     def entry(self) -> str:
-        """What it is called in the store."""
+        """The entry's name in the store."""
         return f"p:{self.namespace}/{self.name}" if self.kind == "policy" else f"n:{self.name}"
 
     @property
     def is_possible(self) -> bool:
-        """Whether anything can be called so; no other text may become a key (F-N3)."""
+        """True if the names are valid; no other text may become a key (F-N3)."""
         return is_name(self.namespace) and is_name(self.name)
 
 
 def policy_place(namespace: str, name: str) -> Place:
-    """Where a policy is kept."""
     return Place("policy", namespace, name)
 
 
 def namespace_place(name: str) -> Place:
-    """Where it is kept how a namespace is spread."""
+    """The place of a namespace's settings."""
     return Place("namespace", name, name)
 
 
 def place_of(entry: str) -> Place:
-    """What an entry is about; one by an old name is taken to be of the default namespace."""
+    """Return the subject of an entry; one by an old name belongs to the default namespace."""
     kind, _, rest = entry.partition(":")
     if kind == "n":
         return namespace_place(rest)
@@ -76,17 +75,17 @@ def place_of(entry: str) -> Place:
 
 
 def is_old(entry: str) -> bool:
-    """Whether a policy still has the name that an older version gave it."""
+    """True if a policy still has the name that an older version gave it."""
     return entry.startswith("p:") and "/" not in entry and is_name(entry[2:])
 
 
 def old_entry(name: str) -> str:
-    """What older versions called a policy."""
+    """Return the name that older versions gave a policy."""
     return f"p:{name}"
 
 
 class Kept(NamedTuple):
-    """An entry, read. A part that is text says what is wrong with it."""
+    """An entry, read. Where `part` is text, it says what is wrong."""
 
     place: Place
     part: Policy | Namespace | str
@@ -95,7 +94,7 @@ class Kept(NamedTuple):
 
 
 def read_entry(entry: str, raw: bytes) -> Kept:
-    """An entry as it is in force, or what is wrong with it."""
+    """Read an entry; a damaged one gets its fault as `part`."""
     place, kept = place_of(entry), Entry(0, raw)
     try:
         kept = unpack_entry(raw)
@@ -110,12 +109,12 @@ def read_entry(entry: str, raw: bytes) -> Kept:
     except PolicyError as error:
         problem = "; ".join(error.problems)
     except (ValueError, RecursionError) as error:
-        problem = f"it is no entry of ours ({error})"
+        problem = f"it is not a readable entry ({error})"
     return Kept(place, problem, kept.revision, kept.owner)
 
 
 def moved(entry: str, raw: bytes) -> tuple[str, bytes]:
-    """What an entry by an old name is called now, and its text, unread where it is damaged."""
+    """Return the new name of an entry by an old name, and its text, which stays unread if it is damaged."""
     text = standing(raw).text
     document = document_of(text)
     namespace = document.get("namespace", DEFAULT) if isinstance(document, dict) else DEFAULT
@@ -124,17 +123,15 @@ def moved(entry: str, raw: bytes) -> tuple[str, bytes]:
 
 
 def text_of(part: Policy | Namespace, place: Place) -> bytes:
-    """How a policy or a namespace is kept; PolicyError if it is too long."""
+    """Return a policy or a namespace as JSON; raise PolicyError if it is too long."""
     text = json.dumps(dump(part), separators=(",", ":")).encode()
     if len(text) > ENTRY_BYTES_MAX:
         raise PolicyError([f"{place}: found {len(text)} bytes; allowed: at most {ENTRY_BYTES_MAX} bytes of JSON"])
     return text
 
 
-def differs(raw: bytes | None, text: bytes) -> bool:
-    """Whether what is kept is not what is wanted; the order of fields does not matter."""
-    if raw is None:
-        return True
+def differs(raw: bytes, text: bytes) -> bool:
+    """True if the stored entry differs from the wanted text; the order of fields does not matter."""
     try:
         kept = unpack_entry(raw).text
         return kept != text and bool(json.loads(kept) != json.loads(text))
@@ -143,7 +140,7 @@ def differs(raw: bytes | None, text: bytes) -> bool:
 
 
 def standing(raw: bytes) -> Entry:
-    """An entry as it is kept: of revision 0 and nobody's where it is damaged."""
+    """Split a stored entry; a damaged one has revision 0 and no owner."""
     try:
         return unpack_entry(raw)
     except ValueError:
@@ -151,7 +148,7 @@ def standing(raw: bytes) -> Entry:
 
 
 class AuditEntry(NamedTuple):
-    """One change: who, when (the store's time), what, and the entry before and after; None where there was none."""
+    """One change: who, when (the store's time), the action, and the entry before and after; None if there was none."""
 
     revision: int
     when_us: int
@@ -159,22 +156,22 @@ class AuditEntry(NamedTuple):
     action: Action
     kind: Kind
     namespace: str
-    """Empty where a policy went from one namespace to another, which older versions allowed."""
+    """Empty if a policy moved from one namespace to another, which older versions allowed."""
     name: str
     before: Any
     after: Any
     owner: str | None
-    """Whose the entry is since then, or was when it was removed; None where that was not kept."""
+    """The owner since then, or at the removal; None if it was not recorded."""
 
     def concerns(self, namespace: str) -> bool:
-        """Whether it tells anything of a policy of this namespace, or of the namespace itself."""
+        """True if it concerns a policy of this namespace, or the namespace itself."""
         if self.kind == "namespace" or self.namespace:
             return namespace == self.namespace
         return namespace in _namespaces(self.before, self.after)
 
 
 def audit_entry(logged: Logged) -> AuditEntry:
-    """A remembered change as people want to see it."""
+    """Convert a logged change to the form that people see."""
     place, owner = place_of(logged.entry), logged.owner or None
     before, after = document_of(logged.before), document_of(logged.after)
     namespace = place.namespace
@@ -186,13 +183,13 @@ def audit_entry(logged: Logged) -> AuditEntry:
 
 
 def _namespaces(*documents: Any) -> set[str]:
-    """The namespaces that policies were in, as far as that can be read."""
+    """Return the namespaces of policies, as far as they can be read."""
     found = (document.get("namespace", DEFAULT) for document in documents if isinstance(document, dict))
     return {namespace for namespace in found if isinstance(namespace, str)}
 
 
 def document_of(text: bytes) -> Any:
-    """The JSON that is kept, as plain data; the text itself if it is none, None if there is nothing."""
+    """Parse stored JSON as plain data; the text itself if it is not JSON, None if it is empty."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How the policy store looks as bytes: the Python side of what `lua/policies.lua` takes, keeps and answers."""
+"""The policy store as bytes: the Python side of the arguments, entries and replies of `lua/policies.lua`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from limiter.model.policy.policy_log import ACTIONS, Applied, ApplyStatus, Call,
 from limiter.store.layout import reply_time_us
 
 REVISION = b"revision"
-"""The field of the current policies that tells the revision of the whole."""
+"""The field of the current policies that holds the revision of the whole."""
 
 WHO_BYTES_MAX = 256
 
@@ -26,19 +26,19 @@ _REPLY_SIZE = Struct("<Bd").size
 
 
 def pack_head(call: Call, *, now_us: int, expires_us: int) -> bytes:
-    """ARGV[1]."""
+    """Return ARGV[1]."""
     return _HEAD.pack(now_us, expires_us, len(call.changes))
 
 
 def pack_origin(call: Call) -> bytes:
-    """ARGV[2]."""
+    """Return ARGV[2]."""
     who = call.who.encode("utf-8", "backslashreplace")[:WHO_BYTES_MAX]
     head = _ORIGIN.pack(call.expected, ACTIONS.index(call.action), len(call.life))
     return head + call.life + _sized(_TEXT, who) + _sized(_TEXT, call.owner.encode())
 
 
 def pack_changes(changes: Sequence[Change]) -> bytes:
-    """ARGV[3]."""
+    """Return ARGV[3]."""
     return b"".join(
         _EXPECTED.pack(change.expected) + _sized(_TEXT, change.entry.encode()) + _sized(_LONG_TEXT, change.text)
         for change in changes
@@ -46,20 +46,20 @@ def pack_changes(changes: Sequence[Change]) -> bytes:
 
 
 def unpack_applied(reply: bytes) -> Applied:
-    """What the script answered; CallExpired if nothing was done."""
+    """Read the script's reply; raise CallExpired if nothing was done."""
     reply_time_us(reply)
     status, revision, at, found = _ANSWER.unpack_from(reply, _REPLY_SIZE)
     return Applied(ApplyStatus(status), int(revision), at, int(found))
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """An entry as the script keeps it: `7@file {…}`, and without an owner `7 {…}`."""
+    """Return an entry as the script writes it: `7@file {…}`, and without an owner `7 {…}`."""
     owner = b"@" + entry.owner.encode() if entry.owner else b""
     return b"%d%b %b" % (entry.revision, owner, entry.text)
 
 
 def unpack_entry(raw: bytes) -> Entry:
-    """An entry as the script kept it; ValueError if it is none."""
+    """Read an entry that the script wrote; raise ValueError for other bytes."""
     match = _ENTRY.match(raw)
     if match is None:
         raise ValueError("not an entry of the policy store")
@@ -70,7 +70,7 @@ _ENTRY = re.compile(rb"([0-9]+)(?:@([A-Za-z0-9._-]+))? ")
 
 
 def pack_logged(logged: Logged) -> bytes:
-    """A remembered change as the script keeps it."""
+    """Return a logged change as the script writes it."""
     return (
         _LOGGED.pack(logged.revision, logged.when_us, ACTIONS.index(logged.action))
         + _sized(_TEXT, logged.who.encode())
@@ -82,7 +82,7 @@ def pack_logged(logged: Logged) -> bytes:
 
 
 def unpack_logged(raw: bytes) -> Logged:
-    """A change as the script remembered it; ValueError if it is none."""
+    """Read a logged change that the script wrote; raise ValueError for other bytes."""
     try:
         revision, when_us, action = _LOGGED.unpack_from(raw)
         at = _LOGGED.size
@@ -90,8 +90,8 @@ def unpack_logged(raw: bytes) -> Logged:
         entry, at = _unsized(_TEXT, raw, at)
         before, at = _unsized(_LONG_TEXT, raw, at)
         after, at = _unsized(_LONG_TEXT, raw, at)
-        owner = _unsized(_TEXT, raw, at)[0] if at < len(raw) else b""  # older versions kept none
-        # Cutting `who` to its size may have cut a letter in two.
+        owner = _unsized(_TEXT, raw, at)[0] if at < len(raw) else b""  # older versions wrote none
+        # `who` is cut to a size in bytes, which may have split a letter.
         told = who.decode("utf-8", "replace"), entry.decode()
         return Logged(int(revision), int(when_us), ACTIONS[action], *told, before, after, owner.decode())
     except (struct.error, IndexError, OverflowError) as error:

@@ -1,11 +1,12 @@
-"""Applying a whole set of policies for its owner: what has to change, and what is left because another owns it (P12).
+"""Apply a whole set of policies for its owner: what changes, and what stays because another owner holds it (P12).
 
-not there          made, and owned
+entry              effect
+missing            made, and owned
 own, differs       changed
-another's          left as it is: the one who applies is refused, or told; or takes it over
+another owner's    stays as it is: the set is refused, or applied without it; or the entry is taken over
 own, not in set    removed, with `prune`
-damaged            as if it were not there, where not even its owner can be read
-nobody's           from before there were owners: the owner's if it is what the set says, else the API's
+damaged            as if missing, if not even its owner can be read
+without owner      from before there were owners: the applier's if it equals the set, otherwise the API's
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from limiter.store.policies.policy_entries import (
 FOREIGN_SHOWN_MAX = 10
 
 OnForeign = Literal["refuse", "keep", "take_over"]
-"""What to do where an applied set differs from what another owns: nothing at all, leave those out, or own them."""
+"""How to treat entries that differ from the set and belong to another owner: refuse the set, keep them, or take them
+over."""
 
 
 class Foreign(NamedTuple):
-    """What an applied set would change, and another owns."""
+    """An entry that an applied set would change, but that another owner holds."""
 
     place: Place
     owner: str
@@ -50,13 +52,13 @@ class Foreign(NamedTuple):
 
     @property
     def how(self) -> str:
-        """Who made it what it is, and when."""
+        """The owner and the revision, for messages."""
         by = "it was changed over the API" if self.owner == API else f"{self.owner!r} applied it"
         return f"{by} at revision {self.revision}"
 
 
 class OwnedByOthers(Exception):
-    """A set that would overwrite what others own was not applied (P12): 409."""
+    """A set that would overwrite entries of other owners was not applied (P12): 409."""
 
     def __init__(self, foreign: Sequence[Foreign]) -> None:
         told = "; ".join(map(str, foreign[:FOREIGN_SHOWN_MAX]))
@@ -66,24 +68,24 @@ class OwnedByOthers(Exception):
 
 
 class AppliedSet(NamedTuple):
-    """What applying a set came to, or would: the revision of the whole, and what was made, changed, removed or left."""
+    """The result of applying a set: the revision of the whole, and the entries made, changed, removed or left."""
 
     revision: int
     made: list[Place]
     changed: list[Place]
     removed: list[Place]
     foreign: list[Foreign]
-    """What differs and was left as it is, because another owns it."""
+    """Entries that differ and were left as they are, because another owner holds them."""
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing had to change."""
+        """True if nothing had to change."""
         return not (self.made or self.changed or self.removed)
 
 
 @dataclass(slots=True)
 class SetPlan:
-    """What has to change for a set to be in force."""
+    """The changes that bring a set into force, each only if its entry is still the one that was compared."""
 
     puts: list[Change] = field(default_factory=list)
     removals: list[Change] = field(default_factory=list)
@@ -93,19 +95,19 @@ class SetPlan:
 
     @property
     def changes(self) -> list[Change]:
-        """All of them, for one call."""
+        """All changes, for one call."""
         return [*self.puts, *self.removals]
 
     def applied(self, revision: int) -> AppliedSet:
-        """What it comes to."""
+        """Return the result of these changes."""
         removed = [place_of(change.entry) for change in self.removals]
         return AppliedSet(revision, self.made, self.changed, removed, self.foreign)
 
     def judge(self, place: Place, text: bytes, raw: bytes | None, *, owner: str, take_over: bool) -> None:
-        """Take in one entry as it should be, and as it stands."""
+        """Compare one wanted entry with the stored one, and plan the change."""
         if raw is None:
             self.made.append(place)
-            self.puts.append(Change(place.entry, text))
+            self.puts.append(Change(place.entry, text, expected=0))
             return
         kept, is_other = standing(raw), differs(raw, text)
         is_own = kept.owner == owner or not kept.revision or (not kept.owner and (owner == API or not is_other))
@@ -114,11 +116,11 @@ class SetPlan:
         elif is_other or (kept.owner != owner and (is_own or take_over)):
             self.changed.append(place)
             # What differs only in the order of its fields is not worth another text.
-            self.puts.append(Change(place.entry, text if is_other else kept.text))
+            self.puts.append(Change(place.entry, text if is_other else kept.text, expected=kept.revision))
 
 
 def texts_of(policy_set: PolicySet) -> Steps[dict[Place, bytes]]:
-    """A set as it would be kept."""
+    """Return the set as stored texts."""
     wanted = {}
     for number, (place, part) in enumerate(parts_of(policy_set).items()):
         if number % ENTRIES_AT_ONCE == 0:
@@ -128,7 +130,7 @@ def texts_of(policy_set: PolicySet) -> Steps[dict[Place, bytes]]:
 
 
 def parts_of(policy_set: PolicySet) -> dict[Place, Policy | Namespace]:
-    """Everything in a set, by its place."""
+    """Return the policies and namespaces of a set by their places."""
     parts: dict[Place, Policy | Namespace] = {}
     for policy in policy_set.policies:
         parts[policy_place(policy.namespace, policy.name)] = policy
@@ -146,7 +148,7 @@ def plan_set(
     take_over: bool,
     within: str | None,
 ) -> Steps[SetPlan]:
-    """Compare a set with what is kept; `within` is the only namespace in which anything is removed."""
+    """Compare a set with the stored entries; `within` is the only namespace in which entries are removed."""
     plan = SetPlan()
     for number, (place, text) in enumerate(wanted.items()):
         if number % ENTRIES_AT_ONCE == 0:
@@ -156,14 +158,15 @@ def plan_set(
         if number % ENTRIES_AT_ONCE == 0:
             yield
         place = place_of(entry)
-        is_own = (standing(raw).owner or API) == owner
+        kept = standing(raw)
+        is_own = (kept.owner or API) == owner
         if is_own and place not in wanted and within in (None, place.namespace):
-            plan.removals.append(Change(entry, b""))
+            plan.removals.append(Change(entry, b"", expected=kept.revision))
     return plan
 
 
 def foreign_steps(policy_set: PolicySet, kept: Mapping[Place, Kept], owner: str) -> Steps[list[Foreign]]:
-    """Where a set says otherwise than the store, and another owns it there."""
+    """Return the entries that differ from a set and belong to another owner."""
     found = []
     for number, (place, part) in enumerate(parts_of(policy_set).items()):
         if number % ENTRIES_AT_ONCE == 0:

@@ -126,7 +126,7 @@ def test_a_dry_run_says_what_would_be_and_charges_nothing(client: httpx.Client, 
     assert acquire(client, customer, work=100, dry_run=True).status_code in (200, 429)
 
 
-def test_request_rate_and_quota_are_told_as_reasons(client: httpx.Client, customer: str) -> None:
+def test_request_rate_and_quota_are_reasons_of_refusals(client: httpx.Client, customer: str) -> None:
     answers = [acquire(client, customer, "hits") for _ in range(5)]
     assert answers[-1].json()["reason"] == "request_rate"
     over = client.post("/v1/acquire", json={"descriptor": {"plan": "a", "customer": customer}, "work": 2000})
@@ -144,7 +144,7 @@ def test_a_shadow_policy_is_shown_and_refuses_nothing(client: httpx.Client, cust
     assert "ratelimit" not in answers[-1].headers
 
 
-def test_what_no_policy_covers_is_approved(client: httpx.Client) -> None:
+def test_a_request_that_no_policy_covers_is_approved(client: httpx.Client) -> None:
     """P7"""
     answer = client.post("/v1/acquire", json={"descriptor": {"nobody": "knows"}})
     assert (answer.status_code, answer.json()["limits"]) == (200, [])

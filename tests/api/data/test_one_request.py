@@ -27,7 +27,7 @@ def test_f_r18_charged_is_what_was_debited(client: httpx.Client, customer: str) 
     granted = acquire(client, customer, "tokens", work=19_000)
     assert granted.json()["charged"] == 9000
     settled = settle(client, granted, 19_000)
-    # What refilled meanwhile could be collected: the bucket holds no less than its debt bound.
+    # Refill in between could be collected too: the bucket never falls below its debt bound.
     assert settled["uncollected"] == pytest.approx(10_000, abs=1000)
     assert settled["adjusted"] + settled["uncollected"] + 9000 == pytest.approx(19_000)
 
@@ -125,7 +125,7 @@ def several(api: LiveApi, client: httpx.Client, customer: str) -> str:
 
 @pytest.mark.parametrize("op", ["r", "w"])
 @pytest.mark.parametrize("work", [50, 110, 200, 300])
-def test_w5_what_is_charged_adjusted_and_uncollected_adds_up_over_several_policies(
+def test_w5_charged_adjusted_and_uncollected_add_up_over_several_policies(
     client: httpx.Client, several: str, op: str, work: float
 ) -> None:
     granted = client.post("/v1/acquire", json={"descriptor": {"service": several, "op": op}, "work": 200})

@@ -8,11 +8,11 @@ import pytest
 from limiter.engine.planner import Planner
 from limiter.engine.policy_file import load_policy_file
 from limiter.model.control.stewardship import Steer, SteerStatus
-from limiter.model.overload.shedding import ShedOrder
+from limiter.model.overload.shedding import ShedOrder, State
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy_set
 from limiter.store import layout
-from tests.api.data.test_lanes_agree import CUSTOMER, normal
+from tests.support.lanes import CUSTOMER, normal
 from tests.support.live import LANES, Lane, LiveApi, ask, exchange, request
 from tests.support.servers import Server
 from tests.support.stores import LEASE_MS, ScriptStore
@@ -31,8 +31,8 @@ def steer(store: Server, customer: str, order: ShedOrder, policies: Any) -> None
 
 
 ORDERS = {
-    "degraded": (ShedOrder(quality=0.25, overloaded=True), "critical", 200),
-    "turned away": (ShedOrder(overloaded=True, refused_shares=(0, 0, 0, 1.0)), "sheddable", 429),
+    "degraded": (ShedOrder(quality=0.25, state=State.OVERLOADED), "critical", 200),
+    "turned away": (ShedOrder(state=State.OVERLOADED, refused_shares=(0, 0, 0, 1.0)), "sheddable", 429),
     "at its rate": (ShedOrder(rates=(0, 0, 1e-6, 0)), "sheddable_plus", 429),
 }
 
@@ -63,7 +63,7 @@ def test_g6_the_problem_says_why_and_not_to_retry(
 ) -> None:
     body = ask(customer, "busy", criticality="sheddable")
     assert client.post("/v1/acquire", json=body).json()["quality"] == 1.0
-    steer(store, customer, ShedOrder(overloaded=True, refused_shares=(0, 0, 0, 1.0)), policies)
+    steer(store, customer, ShedOrder(state=State.OVERLOADED, refused_shares=(0, 0, 0, 1.0)), policies)
     reply = client.post("/v1/acquire", json=body)
     problem = reply.json()
     assert reply.status_code == problem["status"] == 429
@@ -86,7 +86,7 @@ def test_the_bucket_s_page_shows_what_overload_control_does(
     shown = page["buckets"][0]["overload"]
     assert (shown["quality"], shown["overloaded"]) == (0.5, False)
     assert shown["classes"]["sheddable"] == {
-        "refused_share": 1.0, "rate": 0.0, "refused": 1.0, "timed": 0.0, "missed": 0.0
+        "refused_share": 1.0, "rate": 0.0, "limit": 0.0, "asked": 2.0, "refused": 1.0, "timed": 0.0, "late": 0.0
     }  # fmt: skip
     plain = ask(customer, "slow")
     client.post("/v1/acquire", json=plain)
@@ -112,6 +112,17 @@ def test_g5_a_report_is_taken_and_kept_where_the_controller_finds_it(
 def test_g5_without_a_key_a_report_is_for_every_bucket_of_the_policy(client: httpx.Client) -> None:
     assert client.post("/v1/signals", json=REPORT).json()["bucket"] == "busy"
     assert client.post("/v1/signals", json=REPORT | {"policy": "crowd"}).json()["bucket"] == "crowd"
+
+
+def test_g5_a_report_without_a_policy_is_for_the_whole_namespace(client: httpx.Client, store: Server) -> None:
+    report = {"source": "host-9", "signals": {"cpu": 0.99}}
+    reply = client.post("/v1/signals", json=report)
+    assert (reply.status_code, reply.json()["bucket"]) == (202, "*")
+    assert ScriptStore(store).signals("*")
+    elsewhere = client.post("/v1/signals", json=report | {"namespace": "nobody's"})
+    assert (elsewhere.status_code, elsewhere.json()["errors"][0]["field"]) == (422, "namespace")
+    keyed = client.post("/v1/signals", json=report | {"key": {"customer": "c1"}})
+    assert (keyed.status_code, keyed.json()["errors"][0]["field"]) == (422, "key")
 
 
 BAD_REPORTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.data import plain_answers, render
+from api.data.answer import Answer
 from api.data.render import Renderer
 from limiter.engine.operation import Operation
 from limiter.engine.planner import Planner
+from limiter.engine.request_errors import NotDecided
 from limiter.engine.settler import Correction
 from limiter.engine.shape import want
-from limiter.model.bucket.contract import AcquireRequest, SettleRequest
+from limiter.model.bucket.contract import AcquireRequest, Granted, SettleRequest
 from limiter.model.bucket.decision import plain_refusal, refusal
 from limiter.model.bucket.operations import BucketAnswer, Verdict
 from limiter.model.policy.criticality import Criticality
@@ -73,13 +75,13 @@ def test_a_refusal_is_the_same_bytes(service: str, bucket: Any, work: float | No
     code, balance, charge, rate, capacity = bucket
     operation = operation_of(service, [bucket], 0.0, 60_000)
     (limit,), descriptor = operation.limits, operation.request.descriptor
-    limit.retries.attempts, limit.retries.retries = 100.0, 100.0 * never
     wanted = want(limit, descriptor, work, Criticality.CRITICAL, 1_790_000_000)
     answer = BucketAnswer(Verdict.BLOCKED, balance, charge, rate, capacity, code > 1)
-    refused = refusal([limit], [wanted], [answer], requests=1.0, now_us=1_790_000_000)
+    retried = [wanted.bucket] if never else []
+    refused = refusal([limit], [wanted], [answer], requests=1.0, now_us=1_790_000_000, retried=retried)
     plain = plain_refusal(
         limit, limit.terms, (wanted.how, wanted.minimum, wanted.charge), charge, balance, rate, capacity,
-        in_requests=code > 1,
+        in_requests=code > 1, retried=never,
     )  # fmt: skip
     assert plain.refused() == refused
     expected = Renderer().decision(refused)
@@ -100,10 +102,52 @@ def test_a_settle_is_the_same_bytes(amounts: Any, told: Any, bucket: Any) -> Non
     assert plain_answers.settled_body(operation) == expected
 
 
-def test_what_is_kept_of_limits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_limits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cap that is steered has another rate with every cycle, and each key its own."""
     monkeypatch.setattr(plain_answers, "FACES_MAX", 50)
     for number in range(200):
         operation = operation_of("one", [(1, 1.0, 1.0, 1.0 + number, 10.0)], 1.0, 60_000)
         plain_answers.rendered(operation)
         assert len(plain_answers._faces) <= 50
+
+
+class Place:
+    """Takes answers as a connection would."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def take(self, answer: Answer) -> None:
+        self.statuses.append(answer.status)
+
+    def take_plain(self, status: int, head: bytes, body: bytes) -> None:
+        self.statuses.append(status)
+
+
+def test_an_answer_that_cannot_be_rendered_costs_no_other_its_own() -> None:
+    """It is a defect of ours: a 500, in a batch too."""
+    odd, sound = (operation_of("one", [(1, 1.0, 1.0, 1.0, 10.0)], 1.0, 60_000) for _ in range(2))
+    odd.values = cast("Any", [])
+    odd.place, sound.place = cast("Any", Place()), cast("Any", Place())
+    Renderer().answer([odd, sound])
+    assert (odd.place.statuses, sound.place.statuses) == ([500], [200])
+    assert render.decision_body(odd).status == 500
+    odd.outcome = NotDecided("node_busy", "too busy")
+    assert render.decision_body(odd).status == 503
+    assert Renderer().decision(cast("Any", Granted)).status == 500
+
+
+def test_a_settle_that_cannot_be_rendered_is_a_defect_of_ours() -> None:
+    nobody = cast("Any", None)
+    operation = Correction(nobody, SettleRequest("token", 1.0), nobody, None, 0.0)
+    operation.plain = nobody
+    assert render.settled(operation).status == 500
+
+
+def test_a_plain_refusal_has_the_headers_that_are_configured() -> None:
+    operation = operation_of("one", [(1, 1.0, 1.0, 1.0, 10.0)], 1.0, 60_000)
+    (limit,) = operation.limits
+    plain = plain_refusal(limit, limit.terms, (0, 1.0, 5.0), 5.0, -3.0, 100.0, 50.0, in_requests=False)
+    names = [name for name, _ in Renderer("x").decision(plain).headers]
+    assert b"x-ratelimit-limit" in names
+    assert b"ratelimit" not in names

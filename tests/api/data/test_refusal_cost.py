@@ -119,7 +119,7 @@ def test_a_value_is_shown_by_its_beginning(value: object, text: str) -> None:
         (b'{"' + b"x" * 100_000 + b'":[NaN]}', '"' + "x" * 56 + "...[0]", "NaN", "a finite number"),
     ],
 )
-def test_what_is_unsound_in_a_document_is_named(body: bytes, field: str, found: str, allowed: str) -> None:
+def test_an_unsound_part_of_a_document_is_named(body: bytes, field: str, found: str, allowed: str) -> None:
     with pytest.raises(decode.Invalid) as refused:
         responses.checked(body)
     (problem,) = refused.value.problems

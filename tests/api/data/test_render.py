@@ -8,7 +8,7 @@ import pytest
 from api.data import render
 from api.data.answer import header
 from api.data.rate_limit_headers import HeaderSet, lines
-from limiter.engine.errors import NotDecided
+from limiter.engine.request_errors import NotDecided
 from limiter.model.bucket.contract import Granted, LimitState, Refused
 
 WORK = LimitState("reads", "work", 47.2, 50.0, 100.0, window_s=0.5, reset_ms=28.0)
@@ -89,7 +89,7 @@ def test_a_store_that_is_away_is_503_and_says_when_to_come_back() -> None:
     assert dict(answer.headers)[b"retry-after"] == b"2"
 
 
-def test_what_is_ours_to_mend_is_500_and_tells_nothing() -> None:
+def test_a_defect_of_ours_is_500_and_shows_nothing() -> None:
     answer = render.failure(ZeroDivisionError("secret"))
     assert answer.status == 500
     assert b"secret" not in answer.body

@@ -1,12 +1,16 @@
-"""Turns: bounded work in progress, first come first served, and an early word to who would wait too long."""
+"""Turns: bounded work in progress, first come first served, and an early refusal for those who would wait too long."""
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from api.data import turns
+from api.data.plane import Headers, Plane
 from api.data.turns import Turns
+from limiter.settings import Settings
 from tests.support.nodes import until
 
 
@@ -47,12 +51,12 @@ async def test_they_begin_in_order_and_only_while_there_is_room(small: Callable[
     assert fourth.state == "begun"
 
 
-async def test_what_began_nothing_takes_no_room(small: Callable[[float], Turns]) -> None:
+async def test_a_turn_that_began_nothing_takes_no_room(small: Callable[[float], Turns]) -> None:
     given = small(60.0)
     assert [Guest(given, 0).state for _ in range(100)] == ["begun"] * 100
 
 
-async def test_who_waited_too_long_is_told_so(small: Callable[[float], Turns]) -> None:
+async def test_a_turn_that_waited_too_long_is_refused(small: Callable[[float], Turns]) -> None:
     given = small(0.001)
     busy, waiting = Guest(given, 10), Guest(given, 1)
     loop = asyncio.get_running_loop()
@@ -64,7 +68,7 @@ async def test_who_waited_too_long_is_told_so(small: Callable[[float], Turns]) -
 
 
 async def test_a_turn_that_asks_for_another_while_it_begins_is_counted(small: Callable[[float], Turns]) -> None:
-    """As a refused batch does whose connection has the next one waiting."""
+    """A refused batch does so if its connection has the next one waiting."""
     given = small(60.0)
     inner: list[Guest] = []
 
@@ -74,3 +78,11 @@ async def test_a_turn_that_asks_for_another_while_it_begins_is_counted(small: Ca
 
     given.ask(begin, lambda: None)
     assert [Guest(given, 6).state, Guest(given, 6).state] == ["begun", "waiting"]
+
+
+async def test_a_batch_without_a_turn_in_time_is_answered_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane = Plane(cast("Any", None), Settings())
+    monkeypatch.setattr(plane.turns, "ask", lambda begin, too_late: too_late())
+    answer = await plane.answer(b"/v1/batch", Headers(content_type=b"application/json"), b'{"operations":[]}')
+    assert (answer.status, msgspec.json.decode(answer.body)["reason"]) == (503, "node_busy")
+    assert plane.busy_batches == 1

@@ -1,4 +1,4 @@
-"""What is asked before the rest of a request is looked at: a key (F-H3), no other site, JSON (F-H15); in both lanes."""
+"""Checks that come before the rest of a request is read: a key (F-H3), no other site, JSON (F-H15); in both lanes."""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import pytest
 
 from api.data import decode
 from limiter.api_keys import new_key
-from tests.api.data.test_lanes_agree import CUSTOMER, send_to_both
-from tests.support.live import Lane, LiveApi, Reply, ask, exchange, live, request
+from tests.support.lanes import CUSTOMER, send_to_both
+from tests.support.live import Lane, LiveApi, Reply, Wire, ask, exchange, live, request, statuses
 from tests.support.servers import Server
 
 KEY, ENTRY = new_key("boss", "admin")
@@ -65,6 +65,33 @@ def test_a_key_is_asked_for_before_the_body_is_looked_at(guarded: LiveApi, metho
     assert ask_once(guarded, request(path, b"{", method=method, headers=twice)).status == 401
 
 
+@pytest.mark.parametrize(("method", "path"), WRITES)
+def test_a_body_is_not_waited_for_without_a_key(guarded: LiveApi, method: str, path: str) -> None:
+    """F-H12: each connection of anybody's would keep a megabyte for as long as a body may take to come."""
+    raw = request(path, b"{" + b" " * 200_000, method=method)
+    for sent in (raw[:-1], raw[: len(raw) // 2], raw[: raw.index(b"\r\n\r\n") + 5]):
+        with Wire(guarded) as wire:
+            wire.send(sent)
+            assert statuses(wire.receive()) == [401]
+
+
+@pytest.mark.parametrize("path", ["/v1/acquire", "/v1/settle", "/v1/batch"])
+def test_a_body_is_not_waited_for_that_is_no_json(api: LiveApi, path: str) -> None:
+    """F-H12, F-H15"""
+    with Wire(api) as wire:
+        wire.send(request(path, b"{}", headers=[("Content-Type", "text/plain")])[:-1])
+        assert statuses(wire.receive()) == [415]
+
+
+def test_a_body_is_waited_for_with_a_key(guarded: LiveApi) -> None:
+    """Also if its head is one that was read before."""
+    raw = request(body=ask("patient", work=0), headers=[SHOP])
+    with Wire(guarded) as wire:
+        for _ in range(3):
+            wire.send(raw[:-5], raw[-5:])
+            assert statuses(wire.receive()) == [200]
+
+
 @pytest.mark.parametrize("path", READS)
 def test_a_key_and_its_right_are_asked_for_before_parameters_are_looked_at(guarded: LiveApi, path: str) -> None:
     """422 never comes before 401, and never before 403"""
@@ -95,7 +122,7 @@ def test_a_merge_patch_has_a_type_of_its_own(guarded: LiveApi) -> None:
 
 
 def test_every_route_but_the_open_ones_asks_for_a_key_first(guarded: LiveApi) -> None:
-    """Whatever routes there are, and whatever is sent to them."""
+    """The routes come from the application, so that a new one is tested without being listed here."""
     with guarded.client() as client:
         paths = client.get("/openapi.json").json()["paths"]
         told = {
@@ -105,7 +132,7 @@ def test_every_route_but_the_open_ones_asks_for_a_key_first(guarded: LiveApi) ->
         }
     answers = {route: answer.status_code for route, answer in told.items()}
     assert set(WRITES) <= {(method, path.replace("{name}", "gate")) for method, path in answers}
-    for method, path in (("GET", "/healthz"), ("GET", "/readyz")):
+    for method, path in (("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/load")):
         assert answers.pop((method, path)) == 200
     assert set(answers.values()) == {401}, answers
 
@@ -191,7 +218,7 @@ ODD_KEYS = ["é", "k\u00e9y", "Ã©", "日本", "a b", " a", "a\tb", "\x7f", "a\
 def test_an_idempotency_key_that_could_be_read_in_two_ways_is_refused(
     api: LiveApi, client: httpx.Client, customer: str, key: str
 ) -> None:
-    """As UTF-8 or as Latin-1: in a header and in a batch it would be two keys."""
+    """Its bytes are different text in UTF-8 and in Latin-1: in a header and in a batch it would be two keys."""
     operation = {"op": "acquire", **ask(customer), "idempotency_key": key}
     (result,) = client.post("/v1/batch", json={"operations": [operation]}).json()["results"]
     assert (result["status"], result["errors"][0]["field"]) == (422, "idempotency_key")

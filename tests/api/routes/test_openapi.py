@@ -23,24 +23,26 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from api.routes.documentation.policy_texts import POLICY_TEXTS
+from tests.support.documents import CITED, policy_fields, rows
 from tests.support.live import LiveApi, live
 from tests.support.servers import running
-from tests.test_citations import CITED
-from tests.test_reference import rows, section
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance, content_type_conformance]
 OPERATIONS = [
-    "POST /v1/acquire", "POST /v1/settle", "POST /v1/batch", "POST /v1/signals", "GET /v1/policies",
+    "POST /v1/acquire", "POST /v1/settle", "POST /v1/batch", "POST /v1/leases", "POST /v1/leases/renew",
+    "POST /v1/leases/return", "POST /v1/signals",
+    "GET /v1/policies",
     "GET /v1/policies/{name}", "PUT /v1/policies/{name}", "DELETE /v1/policies/{name}",
     "PATCH /v1/policies/{name}", "POST /v1/policies/apply", "POST /v1/policies/check",
     "GET /v1/policies/{name}/history", "POST /v1/policies/{name}/rollback", "GET /v1/namespaces",
     "GET /v1/namespaces/{name}", "PUT /v1/namespaces/{name}", "DELETE /v1/namespaces/{name}", "GET /v1/audit",
     "GET /v1/store/loss", "POST /v1/store/loss/acknowledge",
-    "GET /v1/buckets", "GET /v1/controller", "GET /v1/uncovered", "GET /healthz", "GET /readyz", "GET /metrics",
+    "GET /v1/buckets", "GET /v1/leases", "DELETE /v1/leases/{id}", "GET /v1/controller", "GET /v1/uncovered",
+    "GET /healthz", "GET /load", "GET /readyz", "GET /metrics",
 ]  # fmt: skip
 WORDED = {
     "## Fields": "Policy", "### Quota": "Quota", "### Steering": "Steering", "### Learning": "Learning",
-    "### Block": "Block", "### Overload": "Overload", "### Expectations": "Expectations",
+    "### Block": "Block", "### Local": "Local", "### Overload": "Overload", "### Expectations": "Expectations",
     "### Response time": "ResponseTime", "### Utilisation": "Utilisation", "### Namespaces": "Namespace",
 }  # fmt: skip
 """The tables of docs/policies.md, and the schemas that have their words."""
@@ -49,7 +51,7 @@ MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 
 @pytest.fixture(scope="module")
 def own_api(tmp_path_factory: pytest.TempPathFactory, policies: Path) -> Iterator[LiveApi]:
-    """One on a store of its own: who knows what policies will be put."""
+    """An API on a store of its own, because generated requests put policies of any kind."""
     with running("valkey", tmp_path_factory.mktemp("own-store")) as server, live(server.url, policies) as api:
         yield api
 
@@ -93,7 +95,7 @@ def test_the_document_describes_every_route(client: httpx.Client) -> None:
 
 def test_the_examples_of_the_document_are_taken(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
-    for path in ("/v1/acquire", "/v1/settle", "/v1/batch", "/v1/signals"):
+    for path in ("/v1/acquire", "/v1/settle", "/v1/batch", "/v1/signals", "/v1/leases", "/v1/leases/renew"):
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         for example in content["examples"].values():
             assert client.post(path, json=example["value"]).status_code in (200, 404)
@@ -144,7 +146,7 @@ def test_the_examples_of_answers_fit_their_types(client: httpx.Client) -> None:
                     jsonschema.validate(example, {**content["schema"], "components": document["components"]})
 
 
-def test_what_management_routes_answer_is_of_its_type(client: httpx.Client, customer: str) -> None:
+def test_answers_of_management_routes_have_their_type(client: httpx.Client, customer: str) -> None:
     document = client.get("/openapi.json").json()
     client.post("/v1/acquire", json={"descriptor": {"service": "orders", "customer": customer}})
     client.post("/v1/acquire", json={"descriptor": {"costumer": customer}})
@@ -163,7 +165,7 @@ def test_what_management_routes_answer_is_of_its_type(client: httpx.Client, cust
 
 def test_the_words_on_policies_are_those_of_the_documentation() -> None:
     for heading, kind in WORDED.items():
-        told = {name.strip("`"): (meaning, example) for name, _, _, meaning, example in rows(section(heading))}
+        told = {name.strip("`"): (meaning, example) for name, _, _, meaning, example in rows(policy_fields(heading))}
         assert told.keys() == POLICY_TEXTS[kind].keys()
         for name, (meaning, example) in told.items():
             text, value = POLICY_TEXTS[kind][name]
@@ -186,7 +188,7 @@ def test_the_docs_are_served(client: httpx.Client) -> None:
     assert "Headgate" in client.get("/docs").text
 
 
-def test_the_page_of_the_document_needs_nobody_else(client: httpx.Client) -> None:
+def test_the_page_of_the_document_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
     """Nothing is downloaded from anywhere else."""
     page = client.get("/docs")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")

@@ -1,5 +1,6 @@
 """Tenants who manage their own namespaces, side by side: one's names neither block nor reveal another's (P12)."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,11 @@ import pytest
 
 from api.routes.policies.editing import OVERTAKEN_MAX
 from limiter.api_keys import new_key
-from limiter.model.policy.reading import read_policy
-from limiter.store.policies.policies import PolicyStore
+from limiter.model.policy.policy_log import Logged
+from limiter.model.policy.reading import read_namespace, read_policy
+from limiter.store import keys
+from limiter.store.policies.policy_layout import pack_logged
+from limiter.store.policies.policy_store import PolicyStore
 from tests.support.live import Lane, LiveApi, live, without_id
 from tests.support.servers import Server
 
@@ -92,7 +96,7 @@ def test_two_admins_who_put_one_name_at_once_do_not_overwrite_each_other(
         assert {(policy["rate"], policy["namespace"]) for policy in ours} == {(rate, namespace)}
 
 
-def test_many_who_put_one_name_at_once_all_succeed_and_one_of_them_is_last(boss: httpx.Client, name: str) -> None:
+def test_many_puts_of_one_name_at_once_all_succeed_and_one_of_them_is_last(boss: httpx.Client, name: str) -> None:
     """F-P6: without a condition nobody loses; the log has every one of them, each on what was there before."""
     path, many = f"/v1/policies/{name}", 3 * (OVERTAKEN_MAX + 1)
     answers = at_once(*(lambda rate=rate: boss.put(path, json=POLICY | {"rate": rate}) for rate in range(1, many + 1)))
@@ -143,8 +147,8 @@ def test_a_bound_key_always_says_which_revision_it_replaces(
 ) -> None:
     """F-P12: nothing that it was not shown, however often it is overtaken."""
     path, rates = f"/v1/policies/{name}", count(2)
-    one.put(path, json=POLICY)
-    put, delete = PolicyStore.put, PolicyStore.delete
+    first = int(one.put(path, json=POLICY).headers["etag"].strip('"'))
+    put, delete, rollback = PolicyStore.put, PolicyStore.delete, PolicyStore.rollback
     sent: list[int | None] = []
 
     async def overtake(store: PolicyStore) -> None:
@@ -161,12 +165,67 @@ def test_a_bound_key_always_says_which_revision_it_replaces(
         sent.append(options["expected"])
         return await delete(store, *where, **options)
 
+    async def overtaken_rollback(store: PolicyStore, *where: Any, **options: Any) -> tuple[Any, int]:
+        await overtake(store)
+        sent.append(options["expected"])
+        return await rollback(store, *where, **options)
+
     monkeypatch.setattr(PolicyStore, "put", overtaken_put)
     monkeypatch.setattr(PolicyStore, "delete", overtaken_delete)
+    monkeypatch.setattr(PolicyStore, "rollback", overtaken_rollback)
     assert one.put(path, json=POLICY | {"rate": 1000}).status_code == 412
     assert one.delete(path).status_code == 412
-    assert (len(sent), None in sent) == (2 * (OVERTAKEN_MAX + 1), False)
-    assert one.get(path).json()["rate"] < 1000
+    assert one.post(f"{path}/rollback", json={"revision": first}).status_code == 412
+    assert (len(sent), None in sent) == (3 * (OVERTAKEN_MAX + 1), False)
+    assert 1 < one.get(path).json()["rate"] < 1000
+
+
+def test_a_bound_key_says_which_revision_of_its_namespace_it_replaces(
+    one: httpx.Client, boss: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-P12"""
+    path, partitions = "/v1/namespaces/tenant-one", count(2)
+    one.put(path, json={"partitions": 1})
+    put, delete = PolicyStore.put_namespace, PolicyStore.delete_namespace
+
+    async def overtake(store: PolicyStore) -> None:
+        other = read_namespace("tenant-one", {"partitions": next(partitions), "partition_by": ["x"]})
+        await put(store, "tenant-one", other, who="another")
+
+    async def overtaken_put(store: PolicyStore, *what: Any, **options: Any) -> int:
+        await overtake(store)
+        return await put(store, *what, **options)
+
+    async def overtaken_delete(store: PolicyStore, *where: str, **options: Any) -> int:
+        await overtake(store)
+        return await delete(store, *where, **options)
+
+    monkeypatch.setattr(PolicyStore, "put_namespace", overtaken_put)
+    monkeypatch.setattr(PolicyStore, "delete_namespace", overtaken_delete)
+    assert one.put(path, json={"partitions": 1}).status_code == 412
+    assert one.delete(path).status_code == 412
+    assert one.get(path).json()["partitions"] > 1
+    assert boss.delete(path).status_code == 204, "who is bound to none says: whatever is there"
+    monkeypatch.undo()
+    one.delete(path)
+
+
+def test_what_went_between_two_tenants_is_shown_to_neither(
+    one: httpx.Client, two: httpx.Client, boss: httpx.Client, store: Server, name: str
+) -> None:
+    """P12: an older version let a policy change its namespace; before and after are of different tenants."""
+    before, after = (json.dumps(POLICY | {"name": name, "namespace": f"tenant-{which}"}) for which in ("one", "two"))
+    revision = boss.get("/v1/policies").json()["revision"]
+    logged = pack_logged(Logged(revision, 1, "put", "boss", f"p:{name}", before.encode(), after.encode(), ""))
+    store.client().lpush(keys.policy_history(f"p:{name}"), logged)
+    store.client().lpush(keys.POLICIES_AUDIT, logged)
+    for tenant, own in ((one, "tenant-one"), (two, "tenant-two")):
+        tenant.put(f"/v1/policies/{name}", json=POLICY)
+        (shown,) = tenant.get(f"/v1/policies/{name}/history").json()["history"]
+        assert shown["after"]["namespace"] == own, "only what was put just now"
+        changes = tenant.get("/v1/audit?limit=1000").json()["changes"]
+        assert {change["namespace"] for change in changes if change["name"] == name} == {own}
+    assert any(change["namespace"] is None for change in boss.get("/v1/audit?limit=1000").json()["changes"])
 
 
 def test_one_tenant_s_names_are_invisible_to_another(
@@ -360,7 +419,7 @@ def test_a_bad_set_changes_nothing(boss: httpx.Client, name: str) -> None:
         ({"policies": {}}, "policies"), ([], ""), (7, ""),
     ],
 )  # fmt: skip
-def test_what_is_no_set_is_refused_by_field(boss: httpx.Client, body: Any, field: str) -> None:
+def test_a_body_that_is_no_set_is_refused_by_field(boss: httpx.Client, body: Any, field: str) -> None:
     for path in ("/v1/policies/check", "/v1/policies/apply"):
         refused = boss.post(path, json=body)
         assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, field)

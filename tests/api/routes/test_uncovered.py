@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from limiter.api_keys import new_key
-from tests.cli.test_cli import headgate
+from tests.support.command import run_headgate
 from tests.support.live import Lane, LiveApi, ask, exchange, live, request
 from tests.support.servers import Server, free_port
 
@@ -61,7 +61,7 @@ def test_a_misspelt_dimension_is_listed_with_the_name_that_was_meant(client: htt
     assert 0 < row["first_seen_ms"] <= row["last_seen_ms"]
 
 
-def test_a_namespace_that_nobody_declared_is_told_apart(client: httpx.Client, dimension: str) -> None:
+def test_an_undeclared_namespace_is_marked(client: httpx.Client, dimension: str) -> None:
     client.post("/v1/acquire", json={"namespace": dimension, "descriptor": {"customer": "c1"}})
     (row,) = listed(client, namespace=dimension)
     assert (row["namespace_known"], row["nearest"]) == (False, {})
@@ -91,7 +91,7 @@ def test_bad_limits_are_refused_by_name(client: httpx.Client, query: str, field:
     assert answer.json()["errors"][0]["field"].endswith(field)
 
 
-def test_a_key_sees_what_it_may(store: Server, policies: Path) -> None:
+def test_a_key_sees_its_own_namespace_alone(store: Server, policies: Path) -> None:
     """A bound key sees its namespace alone, a caller nothing."""
     keys = {
         "root": new_key("root", "admin"),
@@ -133,23 +133,23 @@ def test_the_command_shows_what_a_node_has_counted(store: Server, policies: Path
     key, entry = new_key("viewer", "viewer")
     (tmp_path / "key").write_text(f"{key}\n")
     with live(store.url, policies) as api, api.client() as client:
-        nothing = headgate("uncovered", "--url", api.base)
+        nothing = run_headgate("uncovered", "--url", api.base)
         assert nothing.stdout == "a policy covered every request that this process has seen\n"
         for namespace in ("default", "no\x1bbody"):
             client.post("/v1/acquire", json={"namespace": namespace, "descriptor": {"costumer": "\x1b[2J"}})
-        shown = headgate("uncovered", "--url", api.base).stdout
+        shown = run_headgate("uncovered", "--url", api.base).stdout
     assert "costumer: did you mean customer?" in shown
     assert "body (not declared)" in shown
     assert "\x1b" not in shown
     with live(store.url, policies, api_keys=entry) as api:
-        refused = headgate("uncovered", "--url", api.base)
+        refused = run_headgate("uncovered", "--url", api.base)
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
         assert refused.stderr.startswith("headgate: the node refused: a known API key is required")
-        assert headgate("uncovered", "--url", api.base, "--key-file", str(tmp_path / "key")).returncode == 0
+        assert run_headgate("uncovered", "--url", api.base, "--key-file", str(tmp_path / "key")).returncode == 0
 
 
 def test_the_command_says_where_it_could_not_ask() -> None:
-    asked = headgate("uncovered", "--url", f"http://127.0.0.1:{free_port()}")
+    asked = run_headgate("uncovered", "--url", f"http://127.0.0.1:{free_port()}")
     assert asked.returncode == 1
     assert asked.stderr.startswith("headgate: cannot ask http://127.0.0.1:")
-    assert headgate("uncovered", "--url", "file:///etc/passwd").returncode == 2
+    assert run_headgate("uncovered", "--url", "file:///etc/passwd").returncode == 2

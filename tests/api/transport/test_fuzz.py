@@ -55,7 +55,7 @@ def test_noise_is_answered_or_closed(both: dict[Lane, LiveApi], seed: int) -> No
 
 
 def connections(api: LiveApi) -> int:
-    """How many connections the kernel has open to the server."""
+    """The number of connections that the kernel has open to the server."""
     with open("/proc/net/tcp", encoding="ascii") as table:  # noqa: PTH123
         port = f"0100007F:{api.port:04X}"
         return sum(1 for line in table if line.split()[1] == port and line.split()[3] == "01")

@@ -14,10 +14,9 @@ import pytest
 from api.data import request_limits as limits
 from api.transport.guard import UPGRADES_MAX, WAITING_BYTES_MAX
 from limiter.api_keys import new_key
-from tests.api.transport.test_wire import chunked
 from tests.support import eventually
 from tests.support.fleet import Process
-from tests.support.live import HOST, Lane, LiveApi, Wire, ask, exchange, live, request, statuses
+from tests.support.live import HOST, Lane, LiveApi, Wire, ask, chunked, exchange, live, request, statuses
 from tests.support.servers import Server, free_port
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -25,7 +24,7 @@ UPGRADE = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: 
 UNTYPED = b"POST /v1/batch HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 """Refused at once, with an answer that is longer than itself."""
 READ_MAX_BYTES = 262_144
-"""What one read from a socket may bring."""
+"""The most bytes of one read from a socket."""
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/acquire"])

@@ -13,9 +13,8 @@ import pytest
 
 from api.transport.access import log_request
 from api.transport.logs import JsonFormatter, TextFormatter
+from tests.support.command import HEADGATE, environment, run_headgate
 from tests.support.servers import free_port
-
-HEADGATE = [sys.executable, "-c", "from limiter.cli.main import main; main()"]
 
 EVIL = "a\nERROR forged: line\r\x1b[31m\u202e\u2028\x00"
 
@@ -93,14 +92,9 @@ def test_a_line_of_the_access_log_says_what_came_of_the_request(caplog: pytest.L
     assert odd.getMessage() == " - - 400 in 0.0 ms"
 
 
-def settings(**given: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-    return kept | {f"HEADGATE_{name.upper()}": value for name, value in given.items()}
-
-
 def test_with_json_every_line_is_json(tmp_path: Path) -> None:
-    """What is said at the start, what the supervisor says of a worker that dies, and the controller's lines."""
-    given = settings(data_dir=str(tmp_path), log_format="json", log_level="info", workers="2", port=str(free_port()))
+    """Lines of the start, the supervisor's lines on a worker that dies, and the controller's lines."""
+    given = environment(data_dir=tmp_path, log_format="json", log_level="info", workers=2, port=free_port())
     lines = list[str]()
     with subprocess.Popen([*HEADGATE, "up"], env=given, stdout=PIPE, stderr=STDOUT, text=True) as process:
         try:
@@ -122,15 +116,14 @@ def test_with_json_every_line_is_json(tmp_path: Path) -> None:
     assert all(json.loads(line)["time"] for line in lines)
 
 
-def test_with_json_what_is_wrong_with_the_settings_is_json_too() -> None:
-    given = settings(log_format="json", port="many")
-    ended = subprocess.run([*HEADGATE, "api"], env=given, capture_output=True, text=True, timeout=60, check=False)
+def test_with_json_complaints_about_settings_are_json_too() -> None:
+    ended = run_headgate("api", log_format="json", port="many")
     (line,) = ended.stderr.splitlines()
     assert (ended.returncode, ended.stdout) == (2, "")
     assert json.loads(line)["message"].startswith("HEADGATE_PORT is 'many'")
 
 
-def test_the_level_says_what_is_logged(tmp_path: Path) -> None:
+def test_the_level_decides_which_lines_are_logged(tmp_path: Path) -> None:
     code = "import logging, sys; from api.transport import logs; logs.configure('text', sys.argv[1]); "
     code += "[getattr(logging.getLogger('any'), it)(it) for it in ('debug', 'info', 'warning', 'error')]"
     for number, level in enumerate(levels := ["debug", "info", "warning", "error"]):

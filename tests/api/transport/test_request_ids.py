@@ -54,7 +54,7 @@ def test_an_id_that_is_not_sane_is_not_repeated(api: LiveApi, sent: str) -> None
     assert reply.header("x-request-id") == reply.json["request_id"]
 
 
-def test_what_is_no_request_gets_one_too(api: LiveApi) -> None:
+def test_bytes_that_are_no_request_get_an_id_too(api: LiveApi) -> None:
     with Wire(api) as wire:
         wire.send(b"nonsense\r\n\r\n")
         (reply,) = wire.receive_all()

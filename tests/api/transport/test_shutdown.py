@@ -6,36 +6,17 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support import eventually
+from tests.support.command import children, started_headgate
 from tests.support.live import HOST, POLICIES, Lane, LiveApi, Wire, ask, live, request, statuses
 from tests.support.servers import Server, free_port
-
-HEADGATE = [sys.executable, "-c", "from limiter.cli.main import main; main()"]
-
-
-@contextmanager
-def headgate(command: str, **settings: object) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """`headgate api` or `up`, ready; the process and what it printed."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-    environment = inherited | {f"HEADGATE_{name.upper()}": str(value) for name, value in settings.items()}
-    with subprocess.Popen(
-        [*HEADGATE, command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process, [process.stdout.readline() for _ in range(4)]
-        finally:
-            process.kill()
 
 
 class Load:
@@ -112,7 +93,7 @@ def test_sigterm_under_load_loses_no_request(store: Server, policies: Path, lane
     """F-H8"""
     port = free_port()
     settings = {"port": port, "workers": workers, "redis_url": store.url, "policies": policies, "deadline_ms": 2000}
-    with headgate("api", **settings, fast_lane=lane == "fast") as (process, printed):
+    with started_headgate("api", **settings, fast_lane=lane == "fast") as (process, printed):
         assert printed[0].startswith("headgate "), process.stderr.read() if process.stderr else ""
         load = Load(port, clients=32)
         eventually(lambda: load.answered > 200, what="load is on")
@@ -121,12 +102,14 @@ def test_sigterm_under_load_loses_no_request(store: Server, policies: Path, lane
         outcomes = load.join()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-    # Who came too late was turned away before it was heard; who was heard was answered.
+    # Late connections were refused before any request was read; every request that was read was answered.
     assert outcomes.pop("refused") == 32
     assert set(outcomes) <= {"200", "429"}, outcomes
 
 
-def test_what_is_in_flight_is_answered_and_closed(store: Server, policies: Path, lane: Lane) -> None:
+def test_requests_in_flight_are_answered_and_their_connections_closed(
+    store: Server, policies: Path, lane: Lane
+) -> None:
     """F-H8"""
     with live(store.url, policies, lane=lane) as api, Wire(api) as early, Wire(api) as late, Wire(api) as idle:
         early.send(request(body=ask("early")))
@@ -157,7 +140,7 @@ def test_up_brings_its_store_policies_and_a_line_to_try(tmp_path: Path) -> None:
     file = tmp_path / "policies.yaml"
     file.write_text(POLICIES)
     port = free_port()
-    with headgate("up", port=port, data_dir=tmp_path, policies=file) as (process, printed):
+    with started_headgate("up", port=port, data_dir=tmp_path, policies=file) as (process, printed):
         assert printed[1].split()[:2] == ["store", "Valkey"]
         assert printed[2].startswith(f"  api    http://127.0.0.1:{port} (")
         assert "no API keys" in printed[2]
@@ -173,11 +156,11 @@ def test_up_brings_its_store_policies_and_a_line_to_try(tmp_path: Path) -> None:
 def test_a_worker_that_dies_is_replaced(store: Server, policies: Path) -> None:
     port = free_port()
     settings = {"port": port, "workers": 2, "redis_url": store.url, "policies": policies}
-    with headgate("api", **settings) as (process, _):
-        workers = _children(process.pid)
+    with started_headgate("api", **settings) as (process, _):
+        workers = children(process.pid)
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
-        eventually(lambda: len(_children(process.pid)) == 2 and workers[0] not in _children(process.pid))
+        eventually(lambda: len(children(process.pid)) == 2 and workers[0] not in children(process.pid))
         for _ in range(10):
             assert httpx.get(f"http://{HOST}:{port}/healthz", trust_env=False).status_code == 200
         process.kill()
@@ -185,16 +168,12 @@ def test_a_worker_that_dies_is_replaced(store: Server, policies: Path) -> None:
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers[1:]), what="workers end too")
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_a_bad_policy_file_keeps_everything_from_listening(store: Server, tmp_path: Path) -> None:
     """F-P1"""
     file = tmp_path / "policies.yaml"
     file.write_text("policies: [{name: x, rate: fast}]")
     port = free_port()
-    with headgate("api", port=port, redis_url=store.url, policies=file) as (process, printed):
+    with started_headgate("api", port=port, redis_url=store.url, policies=file) as (process, printed):
         assert printed == [""] * 4
         assert process.wait(timeout=20) == 1
         assert process.stderr is not None
@@ -208,7 +187,7 @@ def test_a_port_in_use_is_said_in_one_line(store: Server) -> None:
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with headgate("api", port=port, redis_url=store.url) as (process, _):
+        with started_headgate("api", port=port, redis_url=store.url) as (process, _):
             assert process.wait(timeout=20) == 2
             assert process.stderr is not None
             told = process.stderr.read()

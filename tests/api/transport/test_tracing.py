@@ -121,7 +121,7 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "grpc://collector", "http://", "http:///x"])
-def test_what_is_no_collector_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_that_is_no_collector_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_OTEL", url)
     with pytest.raises(SettingsError, match="HEADGATE_OTEL"):
         Settings.load()

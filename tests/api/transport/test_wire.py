@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import re
 import socket
 import ssl
@@ -19,8 +18,9 @@ from api.data import request_limits as limits
 from api.server import bind
 from limiter.settings import Settings
 from tests.support import eventually
+from tests.support.command import environment
 from tests.support.dockerfile import healthcheck
-from tests.support.live import GIVE_UP_S, HOST, Lane, LiveApi, Wire, ask, exchange, live, request, statuses
+from tests.support.live import GIVE_UP_S, HOST, Lane, LiveApi, Wire, ask, chunked, exchange, live, request, statuses
 from tests.support.servers import Server, make_certificates
 
 TYPE = b"Content-Type: application/json\r\n"
@@ -144,13 +144,6 @@ def test_an_oversized_body_is_refused_before_it_is_sent(api: LiveApi) -> None:
         wire.send(b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\n" + TYPE + b"Content-Length: 99999999999\r\n\r\n")
         (reply,) = wire.receive()
         assert reply.status == 413
-
-
-def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    head = (
-        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
-    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
 
 
 def test_a_chunked_body_is_served(api: LiveApi, customer: str) -> None:
@@ -358,7 +351,7 @@ def test_an_upgrade_that_is_not_offered_is_no_way_around(api: LiveApi, customer:
 
 
 def test_an_offer_of_http_2_is_ignored(api: LiveApi, customer: str) -> None:
-    """What Java's client and curl --http2 send by default."""
+    """Java's client and curl --http2 send this by default."""
     offer = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABkAAQA")]
     whole = request(body=ask(customer, work=1), headers=[*offer, ("Content-Type", "application/json")])
     assert statuses(exchange(api, whole + whole)) == [200, 200, 200]
@@ -412,8 +405,7 @@ def test_the_health_check_of_the_image_asks_over_tls_where_the_api_serves_it(
     check = [sys.executable, *healthcheck()[1:]]
 
     def status(**settings: str) -> int:
-        given = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        given |= {f"HEADGATE_{name.upper()}": value for name, value in settings.items()}
+        given = environment(**settings)
         return subprocess.run(check, env=given, capture_output=True, timeout=30, check=False).returncode
 
     with live(store.url, policies, lane=lane, tls_certificate=made.certificate, tls_key=made.key) as api:

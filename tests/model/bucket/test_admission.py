@@ -1,4 +1,4 @@
-"""What a class needs to find in a bucket (W11), and how long until it will."""
+"""The balance that a class needs in a bucket (W11), and the wait until it is there."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_without_a_rate_the_wait_is_endless() -> None:
 
 
 @given(balance=st.floats(-1e6, 50), need=st.floats(-1e3, 50), rate=st.floats(0.1, 1e6))
-def test_who_waits_as_long_as_told_finds_what_is_needed(balance: float, need: float, rate: float) -> None:
+def test_after_the_wait_the_balance_suffices(balance: float, need: float, rate: float) -> None:
     assume(balance < need)
     record = fresh(work_terms(rate=rate, capacity=50), START_US)
     record.balance = balance

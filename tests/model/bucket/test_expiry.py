@@ -13,7 +13,7 @@ START_US = 1_790_000_000_000_000
 
 
 def unsettled(nodes: list[Expiries], now_us: float) -> Mapping[Key, int]:
-    """What was never settled, as a query over all nodes would tell."""
+    """The reservations that were never settled, as a query over all nodes counts them."""
     found: dict[Key, int] = {}
     for node in nodes:
         due, settled, renewed = node.totals(now_us)
@@ -22,7 +22,7 @@ def unsettled(nodes: list[Expiries], now_us: float) -> Mapping[Key, int]:
     return {key: count for key, count in found.items() if count}
 
 
-def test_who_is_never_settled_is_counted_once_nobody_can_settle_it_any_more() -> None:
+def test_a_reservation_is_counted_as_unsettled_once_its_time_is_over() -> None:
     node = Expiries()
     for key in (READS, READS, WRITES):
         node.granted(key, START_US + LIFE_US, LIFE_US)

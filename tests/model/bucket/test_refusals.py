@@ -1,4 +1,4 @@
-"""Promise 1: what a node refuses on its own, the model refuses as well; it never admits, and never for long."""
+"""Promise 1: a node refuses by itself only requests that the model refuses too; it never admits, and stops soon."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ def remembered(
     return Remembered(0, [bucket], asks, [True], until_s)
 
 
-def test_it_is_repeated_to_whoever_asks_as_much_of_the_same_buckets_until_its_time() -> None:
+def test_a_refusal_is_repeated_for_requests_of_as_much_until_its_time_is_over() -> None:
     refusals: Refusals[int] = Refusals(KEEP_MAX_S)
     refusals.remember(remembered(1.0), 0.99)
     assert refusals.find(0, ["a"], [(0, 1.0, 2.0)], 0.999) is not None
@@ -41,7 +41,7 @@ def test_a_settle_or_a_change_of_policies_ends_it() -> None:
     assert refusals.find(0, ["a"], ASK, 0.99) is None
 
 
-def test_each_repetition_is_told_once() -> None:
+def test_each_repetition_is_reported_once() -> None:
     refusals: Refusals[int] = Refusals(KEEP_MAX_S)
     first, second = remembered(), remembered(bucket="b")
     for refused in (first, first, second):
@@ -82,3 +82,9 @@ def test_whatever_it_refuses_the_model_refuses_too(asked: list[tuple[float, floa
             need = max(1.0, min(charge - TERMS.debt_max, TERMS.capacity))
             until_s = min(now_s + KEEP_MAX_S, now_s + (need - bucket.balance) / TERMS.committed)
             refusals.remember(Remembered(0, ["a"], asks, [True], until_s), now_s)
+
+
+def test_a_refusal_whose_time_is_over_is_not_remembered() -> None:
+    refusals: Refusals[int] = Refusals(KEEP_MAX_S)
+    refusals.remember(remembered(1.0), 1.0)
+    assert not refusals.known

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from limiter.model.bucket.operations import Charge
-from limiter.model.bucket.reservation import ID_SIZE, TOKEN_MAX, Reservation, Signer, taken_by
+from limiter.model.bucket.reservation import ID_SIZE, TOKEN_MAX, Reservation, Signer, _unpack, taken_by
 
 OURS = Signer(b"our secret")
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -57,7 +57,7 @@ def spell(data: bytes) -> str:
 
 
 @given(reservations)
-def test_what_is_signed_is_read_back(reservation: Reservation) -> None:
+def test_a_signed_reservation_is_read_back(reservation: Reservation) -> None:
     assert OURS.open(OURS.sign(reservation)) == reservation
 
 
@@ -153,3 +153,8 @@ def test_f_r6_any_text_is_none_and_never_an_error(text: str) -> None:
 def test_f_r6_a_token_longer_than_any_of_ours_is_none(letter: str) -> None:
     assert OURS.open(letter * (TOKEN_MAX + 1)) is None
     assert OURS.open(letter * TOKEN_MAX) is None
+
+
+def test_f_r6_a_payload_shorter_than_its_head_is_none() -> None:
+    """Signed with our secret, by a node whose layout was shorter."""
+    assert _unpack(b"\x01short") is None

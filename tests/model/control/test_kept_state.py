@@ -5,8 +5,9 @@ import math
 import msgspec
 import pytest
 
-from limiter.model.control.caps import Reason
-from limiter.model.control.cycle import State
+from limiter.model.control.caps import CapState, Reason
+from limiter.model.control.costs import Cost
+from limiter.model.control.cycle_step import State
 from limiter.model.control.kept_state import VERSION, KeptState, pack, unpack
 from limiter.model.control.learning import Learning
 from limiter.model.control.mechanism import Pace
@@ -14,13 +15,14 @@ from limiter.model.control.sampling import Counters
 from limiter.model.control.smoothing import Load, Moments
 
 STATE = State(
-    Counters(1e15, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0),
+    Counters(1e15, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
     is_waiting=True,
+    caps=CapState(20.0, 20.1, 19.0, 0.3, 1.5, Cost(5.0, 200.0, 0.3, -1.0, 2.0, 1.0, 9.0)),
     load=Load(1.5, 2.5, 0.25, 3.5),
     moments=Moments(1.0, 2.0, 3.0),
+    minute=Moments(4.0, 5.0, 6.0),
     pace=Pace(10.0, 100.0, 1.0),
     learning=Learning(-2, 0.5),
-    was_set=True,
 )
 REASON = Reason(1e15, 100.0, 90.0, 5.0, 0.1, "raise", 18.0, 18.5)
 

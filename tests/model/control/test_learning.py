@@ -26,7 +26,7 @@ MEAN = LearningParams()
 
 def sample(*works: float, is_reported: bool = True) -> Sample:
     squares = sum(work * work for work in works)
-    return Sample(0.1, len(works), len(works), 0, sum(works), len(works), squares, 0.0, is_reported=is_reported)
+    return Sample(0.1, len(works), len(works), 0, sum(works), len(works), squares, is_reported=is_reported)
 
 
 def learned(charge: float, *cycles: tuple[float, ...], params: LearningParams = MEAN) -> tuple[float, Learning]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.model.control.sampling import Sample
-from limiter.model.control.smoothing import Load, Moments, follow, gather, rest, smooth
+from limiter.model.control.smoothing import Load, Moments, Smoothing, follow, gather, rest, smooth
 
 
 def sample(
@@ -15,7 +15,7 @@ def sample(
     work_squared: float = 0, is_reported: bool = True,
 ) -> Sample:  # fmt: skip
     return Sample(
-        elapsed_s, requests, requests - refused, refused, work, settles, work_squared, 0.0, is_reported=is_reported
+        elapsed_s, requests, requests - refused, refused, work, settles, work_squared, is_reported=is_reported
     )
 
 
@@ -47,6 +47,15 @@ def test_r1_each_average_has_its_weight() -> None:
     assert after.work_rate == pytest.approx(0.3 * 200 + 0.7 * 100)
     assert after.work_per_request == pytest.approx(0.7 * 2 + 0.3 * 1)
     assert after.rejection_rate == pytest.approx(0.3 * 0.5)
+
+
+def test_r14_a_policy_may_have_weights_of_its_own() -> None:
+    before = Load(work_rate=100.0, work_per_request=1.0, rejection_rate=0.5)
+    smoothing = Smoothing(work_per_request=0.5, work_rate=0.1, rejection=0.2)
+    after = follow(before, sample(requests=10, refused=0, work=20, settles=10), smoothing, cycles=1.0)
+    assert after.work_rate == pytest.approx(110.0)
+    assert after.work_per_request == pytest.approx(1.5)
+    assert after.rejection_rate == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(("rejection_rate", "is_rejecting"), [(0.0, False), (0.00099, False), (0.001, True), (1, True)])

@@ -1,45 +1,68 @@
-"""Q1–Q5: what is missed, how the throttle moves, whom it refuses."""
+"""Q: whom the throttle refuses, how it is solved from what may be in flight, and how its steps are bounded."""
 
 import math
-import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from limiter.model.overload.expectations import (
     ExpectationParams,
     ExpectationSample,
     ExpectationState,
     Mode,
+    Rules,
+    admitted,
     expected_ms,
     refusal_share,
+    solve,
     start,
     step,
 )
+from limiter.model.policy.criticality import Criticality
 
 DAMPED = ExpectationParams()
+SHORT = ExpectationParams(window_s=1)
 IDEAL = ExpectationParams(mode=Mode.IDEAL)
-BAD = ExpectationSample(1.0, settled=100, missed=12, slack_min_ms=-50)
-FINE = ExpectationSample(1.0, settled=100, missed=0, slack_min_ms=50)
+RANKS = (0.0, 1.0, 2.0, 4.0)
+ALL = (100.0, 100.0, 100.0, 100.0)
+CRITICAL = (0.0, 100.0, 0.0, 0.0)
 
 
-def run(*samples: ExpectationSample, params: ExpectationParams = DAMPED, throttle: float = 0.0) -> ExpectationState:
-    state = replace(start(params), throttle=throttle)
+def interval(
+    *, missed: float = 0.0, mean_s: float = 0.1, settled: float = 100, asked: tuple[float, ...] = CRITICAL
+) -> ExpectationSample:
+    """A second of 100 requests."""
+    return ExpectationSample(1.0, settled * mean_s, settled, missed, settled * mean_s, settled, asked)
+
+
+FINE = interval()
+BAD = interval(missed=12, mean_s=0.3)
+
+
+def run(
+    *samples: ExpectationSample, params: ExpectationParams = DAMPED, throttle: float = 0.0, healthy: int = 3
+) -> ExpectationState:
+    """Some healthy seconds, then a throttle, then the samples."""
+    state = start(params)
+    for _ in range(healthy):
+        state = step(state, FINE, params)
+    state = replace(state, throttle=throttle or state.throttle)
     for sample in samples:
         state = step(state, sample, params)
     return state
 
 
-def slack(slack_min_ms: float) -> ExpectationSample:
-    return ExpectationSample(1.0, settled=100, slack_min_ms=slack_min_ms)
-
-
 def test_the_defaults() -> None:
     assert (DAMPED.expected_latency_ms, DAMPED.threshold, DAMPED.window_s, DAMPED.interval_s) == (200, 0.05, 10, 1)
     assert (DAMPED.step_up, DAMPED.step_down, DAMPED.calm_intervals, DAMPED.initial) == (10, 1, 3, 0)
-    assert (DAMPED.mode, DAMPED.ideal_band_ms) == (Mode.DAMPED, (5, 20))
+    assert (DAMPED.mode, DAMPED.rules, DAMPED.ideal_target, DAMPED.min_samples) == (
+        Mode.DAMPED,
+        Rules.BOUNDED,
+        0.99,
+        20,
+    )
 
 
 def test_q1_the_requests_own_expectation_wins() -> None:
@@ -52,65 +75,22 @@ def test_q1_the_requests_own_expectation_wins() -> None:
     assert expected_ms(None, {"operation": "read"}, params) == 200
 
 
-@pytest.mark.parametrize(("missed", "overloaded"), [(0, False), (5, False), (5.01, True), (100, True)])
-def test_q2_more_than_the_threshold_is_overload(missed: float, overloaded: bool) -> None:
-    assert run(ExpectationSample(1.0, 100, missed)).overloaded is overloaded
+def test_q13_expectations_differ_by_class() -> None:
+    params = ExpectationParams(expected_by={"criticality": {"sheddable": 2000}, "operation": {"report": 5000}})
+    assert expected_ms(None, {}, params, Criticality.SHEDDABLE) == 2000
+    assert expected_ms(None, {}, params, Criticality.CRITICAL) == 200
+    assert expected_ms(None, {"operation": "report"}, params, Criticality.CRITICAL) == 5000
+    assert expected_ms(None, {"criticality": "sheddable"}, params, Criticality.CRITICAL) == 200, "no dimension"
 
 
-def test_q2_the_share_is_of_the_whole_window() -> None:
-    once = ExpectationSample(1.0, settled=100, missed=40, slack_min_ms=-1)
-    assert not run(*[FINE] * 7, once).overloaded
-    assert run(*[FINE] * 6, once).overloaded
-    assert run(once, *[FINE] * 6).overloaded
-    assert not run(once, *[FINE] * 7).overloaded
+def test_q12_nobody_expects_less_than_the_policy_allows() -> None:
+    params = ExpectationParams(expected_min_ms=150, expected_by={"operation": {"ping": 100}})
+    assert expected_ms(0, {}, params) == 150
+    assert expected_ms(400, {}, params) == 400
+    assert expected_ms(None, {"operation": "ping"}, params) == 150
 
 
-def test_q2_what_is_older_than_the_window_is_forgotten() -> None:
-    flood = ExpectationSample(1.0, settled=10_000, missed=10_000, slack_min_ms=-1)
-    assert run(flood, *[FINE] * 9).overloaded
-    assert not run(flood, *[FINE] * 10).overloaded
-
-
-def test_q3_each_overloaded_interval_adds_a_large_step() -> None:
-    assert [run(*[BAD] * n).throttle for n in range(4)] == [0, 10, 20, 30]
-
-
-def test_q3_a_window_that_only_remembers_adds_nothing() -> None:
-    state = run(*[BAD] * 3, FINE)
-    assert state.overloaded
-    assert state.throttle == 30
-    assert state.reason is not None
-    assert state.reason.rule == "wait"
-
-
-def test_q3_small_steps_out_after_calm_intervals() -> None:
-    short = ExpectationParams(window_s=1)
-    throttles = [run(*[BAD] * 3, *[FINE] * n, params=short).throttle for n in range(7)]
-    assert throttles == [30, 30, 30, 30, 29, 28, 27]
-
-
-def test_q3_calm_must_be_consecutive() -> None:
-    short = ExpectationParams(window_s=1)
-    assert run(BAD, FINE, FINE, FINE, BAD, FINE, FINE, FINE, params=short).throttle == 20
-
-
-def test_q3_never_below_the_initial_value() -> None:
-    params = ExpectationParams(initial=3)
-    assert start(params).throttle == 3
-    assert run(*[FINE] * 20, params=params, throttle=5).throttle == 3
-
-
-def test_the_throttle_is_bounded() -> None:
-    assert run(*[BAD] * 50).throttle == 100
-    assert run(*[BAD] * 50, params=ExpectationParams(throttle_max=25)).throttle == 25
-
-
-def test_where_nobody_is_admitted_any_more_the_throttle_waits() -> None:
-    """What still misses was let in by an older throttle; a larger one would only take longer to come down."""
-    state = run(BAD, BAD._replace(admitted=0))
-    assert state.throttle == 10
-    assert run(BAD, BAD._replace(admitted=0), params=IDEAL).throttle == 10
-    assert run(BAD, BAD._replace(admitted=1)).throttle == 20
+# The throttle
 
 
 @pytest.mark.parametrize(
@@ -125,118 +105,199 @@ def test_q4_rank_zero_is_never_refused_and_the_full_throttle_refuses_always() ->
     assert refusal_share(100, 1) == 1
 
 
-@pytest.mark.parametrize(
-    ("slack_ms", "throttle", "rule"),
-    [(4.9, 50.25, "tighten"), (5, 50, "hold"), (20, 50, "hold"), (20.1, 49.75, "loosen"), (-3, 50.25, "tighten")],
-)  # fmt: skip
-def test_q5_the_throttle_follows_the_slack(slack_ms: float, throttle: float, rule: str) -> None:
-    state = run(slack(slack_ms), params=IDEAL, throttle=50)
-    assert (state.throttle, state.reason and state.reason.rule) == (throttle, rule)
-
-
-def test_q5_overload_takes_the_large_step_here_too() -> None:
-    assert run(BAD, params=IDEAL, throttle=50).throttle == 60
-
-
-def test_q5_the_least_slack_of_the_window_counts() -> None:
-    state = run(slack(10), slack(25), params=IDEAL, throttle=50)
-    assert state.throttle == 50
-    assert run(slack(10), *[slack(25)] * 10, params=IDEAL, throttle=50).throttle == 49.75
-
-
-def test_q5_slack_from_before_the_last_move_says_nothing() -> None:
-    assert run(slack(1), slack(10), params=IDEAL, throttle=50).throttle == 50.25
-    assert run(slack(1), slack(1), params=IDEAL, throttle=50).throttle == 50.5
-
-
-def test_q5_who_serves_nobody_loosens() -> None:
-    assert run(ExpectationSample(1.0, admitted=0), params=IDEAL, throttle=100).throttle == 99.75
+@given(st.floats(0, 1e6), st.floats(0, 100), st.floats(0, 100))
+def test_q4_who_has_the_greater_rank_is_refused_no_less(throttle: float, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert 0 <= refusal_share(throttle, low) <= refusal_share(throttle, high) <= 1
 
 
 @pytest.mark.parametrize(
-    ("throttle", "admitted", "refused", "step"),
-    [
-        (22.5, 3000, 27_000, 0.1),  # all of rank 4, a tenth is admitted: 4 % of that
-        (24.5, 600, 29_400, 0.0625),  # hardly anybody is: a quarter of a percent of all that ask
-        (90, 3000, 27_000, 0.25),  # all of rank 1: a whole step moves 2.5 %
-        (12.5, 3000, 3000, 0.25),
-        (0, 3000, 0, 0.25),
-        (50, 0, 0, 0.25),  # nobody is admitted, and nobody in part
-    ],
+    ("allowed", "throttle"), [(400, 0), (500, 0), (330, 10), (225, 25), (200, 100 / 3), (150, 50), (100, 100), (0, 100)]
 )
-def test_q5_a_small_step_moves_little_of_what_is_admitted(
-    throttle: float, admitted: float, refused: float, step: float
-) -> None:
-    sample = slack(4)._replace(admitted=admitted, refused=refused)
-    assert run(sample, params=IDEAL, throttle=throttle).throttle == pytest.approx(throttle + step)
-    loose = slack(21)._replace(admitted=admitted, refused=refused)
-    assert run(loose, params=IDEAL, throttle=throttle).throttle == pytest.approx(max(0, throttle - step))
+def test_the_throttle_is_solved_exactly(allowed: float, throttle: float) -> None:
+    """100 of each rank: rank 4 is refused wholly at 25, rank 2 at 50, rank 1 at 100, rank 0 never."""
+    assert solve(ALL, allowed, RANKS) == pytest.approx(throttle)
 
 
-def test_q6_changed_bounds_reach_a_live_throttle() -> None:
-    state = run(*[BAD] * 5)
-    assert step(state, FINE, ExpectationParams(throttle_max=20)).throttle == 20
+rates = st.lists(st.floats(0, 1e5), min_size=4, max_size=4).map(tuple)
 
 
-def test_cycles_make_intervals() -> None:
-    part = ExpectationSample(0.1, settled=10, missed=2, slack_min_ms=-1)
-    assert run(*[part] * 9).throttle == 0
-    assert run(*[part] * 10).throttle == 10
-    assert run(*[part] * 20).throttle == 20
+@given(rates, st.floats(0, 5e5))
+def test_the_solution_lets_in_no_more_than_is_allowed(asked: tuple[float, ...], allowed: float) -> None:
+    throttle = solve(asked, allowed, RANKS)
+    let_in = admitted(throttle, asked, RANKS)
+    assert let_in <= max(allowed, asked[0]) * (1 + 1e-9) + 1e-6
+    if throttle > 0:
+        assert admitted(throttle * 0.99, asked, RANKS) >= min(allowed, let_in) - 1e-6, "and it is the least that does"
+
+
+# Mode damped
+
+
+@pytest.mark.parametrize(("missed", "overloaded"), [(0, False), (5, False), (5.01, True), (100, True)])
+def test_q2_more_than_the_threshold_is_overload(missed: float, overloaded: bool) -> None:
+    state = run(interval(missed=missed, mean_s=0.3), params=ExpectationParams(window_s=1))
+    assert state.overloaded is overloaded
+
+
+def test_q2_the_share_is_of_the_whole_window() -> None:
+    once = interval(missed=40, mean_s=0.3)
+    assert run(once, *[FINE] * 6, healthy=2).overloaded is False, "two fine seconds came before"
+    assert run(once, *[FINE] * 4, healthy=2).overloaded
+
+
+def test_q10_a_raise_moves_at_most_a_fifth_of_what_is_let_in() -> None:
+    """Published, M would be 10, 20, 30: of ten times the load that is 10 %, but of rank 4 it is all of them."""
+    assert run(BAD, params=SHORT).throttle == 10
+    low = interval(missed=12, mean_s=0.3, asked=(0.0, 0.0, 0.0, 100.0))
+    assert run(low, params=SHORT).throttle == pytest.approx(5), "of rank 4 a step of 10 would refuse 40 %"
+    assert run(low, low, params=SHORT).throttle == pytest.approx(9), "and then a fifth of the rest"
+
+
+def test_q3_a_window_that_only_remembers_adds_nothing() -> None:
+    state = run(*[BAD] * 6, FINE)
+    assert state.overloaded
+    assert state.reason is not None
+    assert state.reason.rule == "wait"
+    assert state.throttle == run(*[BAD] * 6).throttle
+
+
+def test_q3_small_steps_out_after_calm_intervals() -> None:
+    throttles = [run(BAD, *[FINE] * n, params=SHORT).throttle for n in range(7)]
+    assert throttles[:4] == [10, 10, 10, 10]
+    assert throttles[4:] == pytest.approx([9, 8, 7])
+
+
+def test_q10_a_release_is_bounded_by_what_it_lets_in() -> None:
+    """Nine tenths of rank 4 are refused: one step of M would let in 40 % more than before."""
+    wave = (0.0, 0.0, 0.0, 1000.0)
+    low = interval(asked=wave)
+    state = replace(run(params=SHORT), throttle=22.5, calm=5, asked_rates=wave)
+    state = step(state, low, SHORT)
+    let_in = admitted(state.throttle, wave, RANKS)
+    assert 22.5 - 1 < state.throttle < 22.5
+    assert let_in == pytest.approx(110), "a hundredth of what is asked"
+
+
+def test_q3_calm_must_be_consecutive() -> None:
+    assert run(BAD, FINE, FINE, FINE, BAD, FINE, FINE, FINE, params=SHORT).throttle == 20
+
+
+def test_q3_never_below_the_initial_value() -> None:
+    params = ExpectationParams(initial=3)
+    assert start(params).throttle == 3
+    assert run(*[FINE] * 20, params=params, throttle=5).throttle == 3
+
+
+def test_q8_fewer_answers_than_the_least_number_say_nothing() -> None:
+    few = interval(missed=19, settled=19, mean_s=1.0)
+    assert run(few, params=SHORT).throttle == 0
+    assert run(interval(missed=20, settled=20, mean_s=1.0), params=SHORT).throttle > 0
+
+
+def test_q8_admitted_requests_of_which_none_settles_are_an_overload() -> None:
+    """F-P11: nothing was settled, and 300 are in flight for longer than expected."""
+    silent = ExpectationSample(1.0, in_flight=300, admitted=0, asked=CRITICAL)
+    state = run(silent, params=SHORT)
+    assert state.is_hung
+    assert state.overloaded
+    assert state.throttle == 10
+    young = ExpectationSample(1.0, in_flight=300, admitted=300, asked=CRITICAL)
+    assert not run(young, params=SHORT).overloaded, "they may still come in time"
+
+
+def test_s12_what_is_slow_without_load_is_not_missed() -> None:
+    """A fifth of the answers are late while nobody is refused and the mean is in time: that is the backend's nature."""
+    natural = interval(missed=20, mean_s=0.15)
+    state = start(DAMPED)
+    for _ in range(30):
+        state = step(state, natural, DAMPED)
+    assert state.throttle == 0
+    assert state.base_s == pytest.approx(0.15)
+    assert step(state, interval(missed=90, mean_s=0.3), replace_window(DAMPED)).throttle > 0
+
+
+def replace_window(params: ExpectationParams) -> ExpectationParams:
+    return ExpectationParams(window_s=params.interval_s)
 
 
 def test_a_bucket_that_nobody_looked_at_is_calm_meanwhile() -> None:
-    late = ExpectationSample(60.0)
-    state = run(*[BAD] * 3, late)
-    # The window remembers for nine intervals, three are calm, the others lower the throttle by one each.
+    state = run(*[BAD] * 3, ExpectationSample(60.0), params=SHORT)
     assert state.throttle == 0
-    assert run(*[BAD] * 3, ExpectationSample(20.0)).throttle == 30 - (20 - 9 - 3)
     assert not state.overloaded
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        ExpectationSample(math.nan, 1, 1),
-        ExpectationSample(-1.0),
-        ExpectationSample(1.0, math.inf, 1),
-        ExpectationSample(1.0, 1, math.nan),
-        ExpectationSample(1.0, 1, 1, math.nan),
-        ExpectationSample(1.0, 1, 1, 0, math.nan),
-        ExpectationSample(1.0, 1, 1, 0, 1, math.nan),
-    ],
-)
-def test_f_p8_what_is_no_number_holds(sample: ExpectationSample) -> None:
-    state = run(BAD, BAD)
-    assert replace(step(state, sample, DAMPED), reason=state.reason) == state
+def test_cycles_make_intervals() -> None:
+    part = ExpectationSample(0.1, 3, 10, 2, 3.0, 10, (0.0, 10.0, 0.0, 0.0))
+    assert run(*[part] * 9, params=SHORT).throttle == 0
+    assert run(*[part] * 10, params=SHORT).throttle == 10
 
 
-@pytest.mark.parametrize(
-    ("samples", "params", "words"),
-    [
-        ([BAD, BAD], DAMPED, "12 % missed 200 ms (threshold 5 %): M 10 → 20"),
-        (
-            [BAD, FINE],
-            DAMPED,
-            "6 % missed 200 ms (threshold 5 %), but not of those that this throttle let in: M stays 10",
-        ),
-        ([FINE], DAMPED, "0 % missed 200 ms (threshold 5 %), calm for 1: M stays 0"),
-        ([slack(3)], IDEAL, "least slack 3 ms (band 5 to 20 ms): M 0 → 0.25"),
-        ([ExpectationSample(1.0)], IDEAL, "nobody was served (band 5 to 20 ms): M stays 0"),
-    ],
-)  # fmt: skip
-def test_r11_the_reason_is_told_in_words(
-    samples: list[ExpectationSample], params: ExpectationParams, words: str
-) -> None:
-    assert str(run(*samples, params=params).reason) == words
+# Mode ideal
 
 
-def test_no_reason_without_a_decision() -> None:
-    assert run(BAD._replace(elapsed_s=0.1)).reason is None
+def ideal(
+    *, missed: float = 0.0, mean_s: float = 0.17, refused: float = 0.0, in_flight: float = 51.0
+) -> ExpectationSample:
+    """100 ms of 300 answers per second, 600 of rank 1 asked."""
+    return ExpectationSample(0.1, in_flight, 30, missed, 30 * mean_s, 30, (0.0, 60.0, 0.0, 0.0), refused)
+
+
+def test_q9_the_ideal_mode_does_not_limit_before_answers_are_known() -> None:
+    state = step(start(IDEAL), ideal(in_flight=1000), IDEAL)
+    assert state.throttle == 0
+
+
+def test_q9_m_is_computed_from_what_may_be_in_flight() -> None:
+    state = start(IDEAL)
+    for _ in range(50):
+        state = step(state, ideal(), IDEAL)
+    assert state.limit is not None
+    limit = state.limit.limit
+    full = step(state, ideal(in_flight=limit), IDEAL)
+    assert full.throttle == pytest.approx(50, abs=2), "as many as are served: half of those that ask"
+    above = step(state, ideal(in_flight=2 * limit), IDEAL)
+    assert above.throttle > full.throttle
+    assert step(state, ideal(in_flight=0), IDEAL).throttle < full.throttle
+
+
+def test_q9_one_slow_answer_in_a_hundred_is_allowed() -> None:
+    state = start(IDEAL)
+    for cycle in range(200):
+        state = step(
+            state, ideal(missed=1.0 if cycle % 4 == 0 else 0.0, in_flight=40)._replace(asked=(0, 30, 0, 0)), IDEAL
+        )
+    assert state.throttle == 0
+
+
+def test_r11_the_reason_is_told_in_words() -> None:
+    assert str(run(BAD, params=SHORT).reason) == "12 % missed 200 ms (threshold 5 %): M 0 → 10"
+    assert str(run(FINE, params=SHORT).reason) == "0 % missed 200 ms (threshold 5 %), calm for 4: M stays 0"
+    state, told = start(IDEAL), []
+    for cycle in range(200):
+        late = cycle > 50
+        state = step(state, ideal(missed=20.0 * late, mean_s=0.17 + 0.2 * late, in_flight=200 if late else 40), IDEAL)
+        told += [str(state.reason)] if state.reason else []
+    assert any("missed 200 ms (threshold 1 %)" in line and "may be in flight: M 0 → " in line for line in told)
+    assert len(told) < 50, "not every cycle leaves one"
+
+
+@pytest.mark.parametrize("params", [DAMPED, IDEAL], ids=["damped", "ideal"])
+@pytest.mark.parametrize("field", ["elapsed_s", "in_flight", "settled", "missed", "seconds", "admitted", "refused"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_f_p8_what_is_no_number_holds(params: ExpectationParams, field: str, wrong: float) -> None:
+    state = replace(run(BAD, params=params), reason=None)
+    assert step(state, ExpectationSample(**FINE._asdict() | {field: wrong}), params) == state
 
 
 wild = st.floats() | st.floats(0, 1e6)
-samples = st.builds(ExpectationSample, st.floats(0, 100) | wild, wild, wild, wild, wild, wild)
+samples = st.builds(
+    ExpectationSample,
+    st.floats(0, 100) | wild,
+    *[wild] * 5,
+    asked=st.tuples(wild, wild, wild, wild),
+    refused=wild,
+)
 parameters = st.builds(
     ExpectationParams,
     mode=st.sampled_from(Mode),
@@ -246,7 +307,6 @@ parameters = st.builds(
     step_down=st.floats(0.01, 1),
     calm_intervals=st.integers(0, 5),
     initial=st.floats(0, 100),
-    ideal_step=st.floats(0.01, 1),
 )
 
 
@@ -256,35 +316,8 @@ def test_the_throttle_stays_in_its_bounds_whatever_is_told(
 ) -> None:
     state = start(params)
     for sample in history:
-        before = state.throttle
         state = step(state, sample, params)
-        assert params.initial <= state.throttle <= params.throttle_max
-        assert state.throttle - before <= max(params.step_up, params.ideal_step) * max(1.0, sample.elapsed_s + 1)
+        assert params.initial <= state.throttle <= max(params.initial, params.throttle_max)
         assert len(state.intervals) <= params.window_intervals
         assert state.open_s < params.interval_s
-        assert str(state.reason)
-
-
-@pytest.mark.parametrize("params", [DAMPED, IDEAL, replace(DAMPED, interval_s=0.1)], ids=["damped", "ideal", "short"])
-@pytest.mark.parametrize(
-    "sample",
-    [
-        ExpectationSample(sys.float_info.max),
-        ExpectationSample(sys.float_info.max, settled=1, missed=1),
-        ExpectationSample(1.0, settled=sys.float_info.max, missed=sys.float_info.max),
-        ExpectationSample(1.0, settled=1, refused=sys.float_info.max),
-    ],
-)
-def test_f_p8_a_huge_finite_number_is_judged_like_a_large_one_or_not_at_all(
-    params: ExpectationParams, sample: ExpectationSample
-) -> None:
-    """F-P8: a time of 1.8e308 s overflowed, and so did two such counts in one window."""
-    state = run(sample, sample, sample, params=params)
-    assert params.initial <= state.throttle <= params.throttle_max
-    assert state.open_s < params.interval_s
-
-
-@given(st.floats(0, 1e6), st.floats(0, 100), st.floats(0, 100))
-def test_q4_who_has_the_greater_rank_is_refused_no_less(throttle: float, one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    assert 0 <= refusal_share(throttle, low) <= refusal_share(throttle, high) <= 1
+        assert state.reason is None or str(state.reason)

@@ -18,16 +18,14 @@ def counted(*latencies_ms: float) -> list[float]:
 
 
 def test_the_edges_are_where_the_steps_begin() -> None:
-    assert (EDGES_MS[0], EDGES_MS[-1], len(EDGES_MS)) == (0.0, 32_768.0, HISTOGRAM_STEPS + 1)
+    assert (EDGES_MS[0], EDGES_MS[-1], len(EDGES_MS)) == (0.0, 2.0**22, HISTOGRAM_STEPS + 1)
     for step in range(1, HISTOGRAM_STEPS):
         assert histogram_step(EDGES_MS[step]) == step
         assert histogram_step(math.nextafter(EDGES_MS[step], 0)) == step - 1
 
 
-def test_a_percentile_is_interpolated_inside_its_step() -> None:
-    """Ten latencies between 128 and 160 ms: the 90th percentile is nine tenths of the way."""
-    assert percentile(counted(*[150.0] * 10), 90) == pytest.approx(128 + 32 * 0.9)
-    assert percentile(counted(*[150.0] * 10), 100) == 160
+def test_s7_answers_of_81_ms_are_not_taken_for_more_than_90() -> None:
+    assert (percentile(counted(*[81.0] * 60), 90) or math.inf) < 90
 
 
 def test_a_percentile_finds_the_step_by_rank() -> None:
@@ -35,8 +33,8 @@ def test_a_percentile_finds_the_step_by_rank() -> None:
     low, high = percentile(histogram, 90), percentile(histogram, 91)
     assert low is not None
     assert high is not None
-    assert low <= 10 * 1.25
-    assert high >= 1000 / 1.25
+    assert low <= 10 * 1.05
+    assert high >= 1000 / 1.05
 
 
 def test_nothing_counted_has_no_percentile() -> None:
@@ -62,12 +60,14 @@ def test_a_bucket_that_began_anew_counts_from_nothing() -> None:
     assert between(counted(1, 1, 1), counted(1)) == tuple(counted(1))
 
 
-@given(st.lists(st.floats(0.2, 28_000), min_size=1, max_size=200), st.floats(0.1, 100))
-def test_a_percentile_is_off_by_less_than_a_quarter(latencies_ms: list[float], p: float) -> None:
+@given(st.lists(st.floats(0.1, 3_600_000), min_size=1, max_size=200), st.floats(0.1, 100))
+def test_s7_a_percentile_is_off_by_less_than_five_percent_from_a_tenth_of_a_millisecond_to_an_hour(
+    latencies_ms: list[float], p: float
+) -> None:
     told = percentile(counted(*latencies_ms), p)
     true = sorted(latencies_ms)[max(0, math.ceil(p * len(latencies_ms) / 100) - 1)]
     assert told is not None
-    assert abs(told - true) <= 0.25 * true
+    assert abs(told - true) <= 0.05 * true
     assert true <= (highest_ms(counted(*latencies_ms)) or 0)
 
 
@@ -75,4 +75,4 @@ def test_a_percentile_is_off_by_less_than_a_quarter(latencies_ms: list[float], p
 def test_percentiles_rise(latencies_ms: list[float]) -> None:
     told = [percentile(counted(*latencies_ms), p) or 0 for p in range(1, 101)]
     assert told == sorted(told)
-    assert 0 < told[0] <= told[-1] <= 32_768
+    assert 0 < told[0] <= told[-1] <= 2**22

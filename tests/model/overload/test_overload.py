@@ -5,12 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.model.overload.expectations import ExpectationParams, Mode
-from limiter.model.overload.overload_block import Expectations, Overload, ResponseTime, Utilisation
+from limiter.model.overload.in_flight_limit import LimitParams
+from limiter.model.overload.overload_block import Expectations, Overload, ResponseRules, ResponseTime, Utilisation
+from limiter.model.overload.quality import QualityParams
 from limiter.model.overload.response_time import ResponseTimeParams
 from limiter.model.overload.utilisation import UtilisationParams
 from limiter.model.policy.criticality import RANKS, Criticality
 from limiter.model.policy.problems import PolicyError
 from limiter.model.policy.reading import dump, read_policy
+
+PUBLISHED = ResponseRules.PUBLISHED
 
 
 def overload(**parts: object) -> Overload:
@@ -57,15 +61,29 @@ def test_without_classes_nobody_yields() -> None:
     assert ResponseTime().params(RANKS).ranks == RANKS
 
 
-def test_the_rate_begins_at_its_upper_bound() -> None:
-    assert ResponseTime(rate_max=70).params(RANKS).rate_initial == 70
-    assert ResponseTime(rate_initial=7).params(RANKS).rate_initial == 7
+def test_s8_the_rate_begins_limited() -> None:
+    assert ResponseTime(rules=PUBLISHED, rate_max=70).params(RANKS).rate_initial == 70, "at most the upper bound"
+    assert ResponseTime(rules=PUBLISHED).params(RANKS).rate_initial == 100
+    assert ResponseTime(rules=PUBLISHED, rate_initial=7).params(RANKS).rate_initial == 7
 
 
 def test_a_band_in_the_way_matters_to_the_ideal_mode_only() -> None:
     assert overload(expectations={"expected_latency_ms": 10}).expectations is not None
+    assert overload(expectations={"expected_latency_ms": 10, "mode": "ideal"}).expectations is not None
     with pytest.raises(PolicyError, match="ideal_band_ms: found \\[5, 20\\]; allowed: a band below"):
-        overload(expectations={"expected_latency_ms": 10, "mode": "ideal"})
+        overload(expectations={"expected_latency_ms": 10, "mode": "ideal", "rules": "published"})
+
+
+def test_the_limit_goes_by_the_share_that_may_be_late() -> None:
+    assert ResponseTime().limit_params() == LimitParams()
+    assert ResponseTime(percentile=99, initial=5).limit_params() == LimitParams(allowed=0.01, initial=5)
+    assert ResponseTime(targets_ms={Criticality.CRITICAL: 300}).targets_by_class() == (1000, 300, 1000, 1000)
+
+
+def test_s11_degradation_alone_or_before_refusals() -> None:
+    assert ResponseTime().quality_params() is None
+    assert ResponseTime(degrade=True, quality_min=0.3).quality_params() == QualityParams(0.3, 0.1, 0.02)
+    assert ResponseTime(degrade="only").params(RANKS).is_refusing is False
 
 
 numbers = st.integers(1, 10**6)
@@ -87,9 +105,9 @@ response_time = st.fixed_dictionaries(
     optional={
         "target_ms": numbers,
         "targets_ms": st.dictionaries(st.sampled_from(Criticality).map(str), numbers),
-        "percentile": st.integers(1, 100),
-        "alpha": st.floats(0, 0.99),
-        "adj_d": st.integers(2, 10),
+        "percentile": st.integers(1, 99),
+        "initial": numbers,
+        "in": st.sampled_from(["requests", "work"]),
         "degrade": st.booleans(),
     },
 )

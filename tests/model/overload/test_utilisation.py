@@ -11,6 +11,7 @@ from limiter.model.overload.utilisation import (
     UtilisationParams,
     UtilisationSample,
     UtilisationState,
+    asked_order,
     level_max,
     refusal_share,
     step,
@@ -28,7 +29,7 @@ def run(*loads: float, params: UtilisationParams = PARAMS) -> UtilisationState:
 
 
 def shares(level: float) -> list[float]:
-    return [refusal_share(level, RANKS[criticality], RANKS) for criticality in Criticality]
+    return [refusal_share(level, RANKS[criticality], shed_order(RANKS)) for criticality in Criticality]
 
 
 def test_loads_are_smoothed_exponentially() -> None:
@@ -85,14 +86,14 @@ def test_the_least_critical_are_refused_first() -> None:
 
 
 def test_the_most_critical_is_never_refused() -> None:
-    assert refusal_share(level_max(RANKS), 0, RANKS) == 0
-    assert level_max(dict.fromkeys(Criticality, 0.0)) == 0
+    assert refusal_share(level_max(shed_order(RANKS)), 0, shed_order(RANKS)) == 0
+    assert level_max(shed_order(dict.fromkeys(Criticality, 0.0))) == 0
 
 
 def test_classes_of_equal_rank_are_refused_alike() -> None:
     equal = {**RANKS, Criticality.CRITICAL: 4.0, Criticality.SHEDDABLE_PLUS: 4.0}
     assert shed_order(equal) == (4.0,)
-    assert refusal_share(1, 4.0, equal) == 0.5
+    assert refusal_share(1, 4.0, shed_order(equal)) == 0.5
 
 
 def test_classes_are_ordered_by_rank() -> None:
@@ -118,9 +119,30 @@ def test_f_p8_a_load_that_is_no_number_is_a_silence(load: float) -> None:
     assert (after.level, after.signals["cpu"].load) == (state.level, 1.6)
 
 
-def test_overloaded_is_who_refuses() -> None:
-    assert run(1.0).overloaded
-    assert not run(0.7).overloaded
+def test_it_is_above_its_target_until_the_load_has_fallen() -> None:
+    assert run(1.0).is_refusing
+    assert run(1.0).is_above
+    fallen = run(*[1.6] * 5, *[0.4] * 6)
+    assert fallen.is_refusing
+    assert not fallen.is_above
+
+
+def test_s8_the_level_does_not_climb_through_classes_in_which_nobody_asks() -> None:
+    """Critical alone asks: the first octave is its own. With every class it would take five octaves and 17 s."""
+    state, every = UtilisationState(), UtilisationState()
+    for _ in range(4):
+        state = step(state, UtilisationSample(1.0, {"cpu": 1.6}, [1.0]), PARAMS)
+        every = step(every, UtilisationSample(1.0, {"cpu": 1.6}), PARAMS)
+    order = asked_order(RANKS, [1.0])
+    assert order == (1.0,)
+    assert refusal_share(state.level, 1.0, order) == pytest.approx(0.5)
+    assert refusal_share(every.level, 1.0, asked_order(RANKS)) == 0
+    assert level_max(order) < level_max(shed_order(RANKS))
+
+
+def test_where_nobody_asks_at_all_the_least_critical_is_meant() -> None:
+    assert asked_order(RANKS, []) == (4.0,)
+    assert asked_order(RANKS, [0.0]) == (4.0,)
 
 
 samples = st.builds(
@@ -136,7 +158,7 @@ def test_the_level_stays_in_its_bounds_whatever_is_told(history: list[Utilisatio
     for sample in history:
         before = state.level
         state = step(state, sample, PARAMS)
-        assert 0 <= state.level <= level_max(RANKS)
+        assert 0 <= state.level <= level_max(shed_order(RANKS))
         assert abs(state.level - before) <= 1 + 1e-9
         assert all(math.isfinite(signal.load) for signal in state.signals.values())
         assert str(state.reason)

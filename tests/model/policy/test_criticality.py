@@ -43,7 +43,7 @@ def covering(policies: list[dict[str, object]], **namespace: object) -> Classes 
     return planner.cover("default", {"plan": "free"})[1].classes
 
 
-def test_where_nobody_speaks_of_classes_there_is_nothing_to_find() -> None:
+def test_without_classes_in_any_policy_there_is_nothing_to_find() -> None:
     assert covering([{"name": "a", "rate": 1}, {"name": "b", "rate": 1}]) is None
 
 

@@ -9,7 +9,7 @@ from limiter.model.policy.reading import dump, read_policy_set
 
 
 def filled(defaults: dict[str, Any], *policies: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is kept of some policies: the whole of them."""
+    """The policies with their defaults filled in."""
     return [dump(policy) for policy in read_policy_set({"defaults": defaults, "policies": list(policies)}).policies]
 
 
@@ -51,7 +51,7 @@ def test_p12_a_default_without_effect_on_a_policy_is_not_filled_in(
     assert filled(defaults, {"name": "p", **policy}) == [{"name": "p", **policy}]
 
 
-def test_p12_defaults_count_when_it_is_decided_what_has_an_effect() -> None:
+def test_p12_defaults_count_among_the_fields_that_have_an_effect() -> None:
     defaults = {"mechanism": "auto", "steering": {"floor": 1}, "charge": "learned", "learning": {"target": "p90"}}
     assert filled(defaults, {"name": "p", "rate": 10}) == [defaults | {"name": "p", "rate": 10}]
 
@@ -71,7 +71,7 @@ def test_p12_a_default_that_does_not_fit_says_where_it_is_from() -> None:
 
 
 @pytest.mark.parametrize("policies", [None, 5, [None, 5, "x"], {}, [[]]])
-def test_defaults_beside_nonsense_are_told_as_ever(policies: object) -> None:
+def test_defaults_beside_nonsense_have_the_usual_messages(policies: object) -> None:
     with pytest.raises(PolicyError):
         read_policy_set({"defaults": {"rate": 5}, "policies": policies})
 
@@ -92,7 +92,7 @@ def test_f_h10_defaults_fill_in_no_more_than_a_set_of_its_size_may_have() -> Non
     assert problem.startswith("defaults: found 1006000 values to fill in; allowed: at most ")
 
 
-def test_f_h10_a_set_is_checked_no_further_than_the_problems_that_are_told() -> None:
+def test_f_h10_a_set_is_checked_no_further_than_the_problems_that_are_listed() -> None:
     document = {"policies": [{"rate": -1}] * 20_000}
     with pytest.raises(PolicyError) as refused:
         read_policy_set(document)

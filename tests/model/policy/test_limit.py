@@ -1,4 +1,4 @@
-"""From a policy to numbers, and from a namespace to who holds how much of them."""
+"""A policy resolved to numbers, and a namespace's division of them over its partitions."""
 
 import pytest
 from hypothesis import given
@@ -77,7 +77,7 @@ quotas = st.fixed_dictionaries(
 
 @given(fields=rates | quotas, work=st.none() | st.just(0.0) | numbers)
 def test_whatever_a_policy_may_say_its_limit_can_be_asked(fields: dict[str, object], work: float | None) -> None:
-    """One that could not would keep every other policy from being in force, or spoil the calls it has a part in."""
+    """A limit that fails would keep every other policy from being in force, or spoil the calls that contain it."""
     try:
         policy = read_policy({"name": "p", **fields})
     except PolicyError:  # never in force: it admits nobody
@@ -140,7 +140,7 @@ def test_w11_minimums_in_a_part_of_the_whole(minimum: float, part: float, capaci
     assert part_of_minimum(minimum, part=part, capacity=capacity) == need
 
 
-def test_b1_a_refusal_tells_what_a_part_of_the_limit_asks_for() -> None:
+def test_b1_a_refusal_names_the_minimum_of_its_share() -> None:
     """A quarter holds 12.5 of 50; half of that is asked for, 1.25 are there, and 25 come each second."""
     document = {
         "namespaces": {"default": {"partitions": 4, "partition_by": ["customer"]}},
@@ -162,3 +162,16 @@ def test_r10_an_auto_bucket_is_shown_as_it_counts_now(in_requests: bool, reason:
     refused = refusal([found], [asked], [answer], requests=1, now_us=START_US)
     assert refused.reason == reason
     assert refused.limits[0].mechanism == ("requests" if in_requests else "work")
+
+
+def test_f_n7_buckets_of_a_node_on_its_own_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are client text: without the store, too, a node must not remember every one it ever heard."""
+    monkeypatch.setattr("limiter.engine.local.BUCKETS_MAX", 3)
+    local = LocalBuckets(lambda: 2, Remainders(StoreClock(), lambda: 2))
+    for number in range(10):
+        document = {"policies": [{"name": "p", "per": ["customer"], "rate": 1 + number}]}
+        slot, (found,) = Planner(read_policy_set(document)).cover("default", {"customer": f"c{number}"})
+        asked = want(found, {"customer": f"c{number}"}, 1, Criticality.CRITICAL, START_US)
+        local.acquire(slot, [found], [asked.but(bucket=f"p:c{number}")], now_us=START_US, dry_run=False)
+    assert len(local._ledger.records) == 3
+    assert len(local._scaled) <= 3

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.model.policy import matching
-from limiter.model.policy.matching import AnyOf, Matcher, Networks, Pattern, most_specific, specificity
+from limiter.model.policy.matching import AnyOf, Matcher, Networks, Pattern, most_specific, read_network, specificity
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.reading import read_policy
 
@@ -74,7 +74,7 @@ def naive_holds(network: str, value: str) -> bool:
 
 
 def naive_fits(pattern: Pattern, value: str | None) -> bool:
-    """By trying everything: a star takes nothing, or one letter and stays."""
+    """Match by trying everything: a star takes nothing, or takes one letter and stays."""
     if pattern is None or value is None:
         return pattern is value
     if isinstance(pattern, AnyOf):
@@ -161,7 +161,7 @@ def test_presence_and_absence() -> None:
 
 
 def test_many_stars_and_a_long_value_take_no_time() -> None:
-    """What a regular expression would try until the end of days."""
+    """A regular expression would try such a value for ever."""
     assert not pattern_matches("*a" * 100 + "b", "a" * 1024)
     assert pattern_matches("*a" * 100 + "*", "a" * 1024)
 
@@ -307,3 +307,53 @@ def test_p2_long_lists_are_hashed_once() -> None:
 def test_policies_themselves_can_be_matched() -> None:
     policies: list[Policy] = [read_policy({"name": "p", "rate": 1, "match": {"customer": "a*"}})]
     assert Matcher(policies, tuple).match({"customer": "acme"}) == (policies[0],)
+
+
+def test_the_patterns_that_values_fit_are_not_remembered_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F-H10: a class may hold as many patterns as there are policies, and there are as many classes as values."""
+    monkeypatch.setattr(matching, "PATTERNS_KEPT_MAX", 1000)
+    wide = [Named(f"w{number}", {"customer": "*" + "c*" * number}, "g") for number in range(1, 100)]
+    own = [Named(f"o{number}", {"customer": f"{'c' * 100}{number}"}, "g") for number in range(50)]
+    matcher = Matcher([*wide, *own], tuple)
+    for number in range(50):
+        assert [policy.name for policy in matcher.match({"customer": f"{'c' * 100}{number}"})] == [f"o{number}"]
+        assert sum(len(kept) for classes in matcher._found for kept in classes) <= 1000
+        assert sum(map(len, matcher._dimensions[0][1].known.values())) <= 1000
+
+
+def test_policies_of_a_group_are_ranked_once() -> None:
+    """F-H10: each descriptor of another class compares them again, and must not measure them again."""
+    policies = [Named(f"p{number}", {"customer": "*"}, "g") for number in range(500)]
+    own = [Named(f"o{number}", {"customer": str(number)}, "g") for number in range(20)]
+    matcher = Matcher([*policies, *own], tuple)
+    matcher.match({"customer": "0"})
+    Named.looks = 0
+    assert [policy.name for policy in matcher.match({"customer": "1"})] == ["o1"]
+    assert Named.looks <= 501 + 1, "a look at each to see whether it fits, and at the new one's rank"
+
+
+addressed = st.one_of(
+    st.ip_addresses().map(str),
+    st.sampled_from([*NETWORKS, *ADDRESSES, "10.0.0.0/08", "10.0.0.0/+8", "10.0.0.0/ 8", "::/129", "1.2.3.4/33", "/"]),
+    st.builds("{}/{}".format, st.ip_addresses(), st.integers(-1, 140)),
+    st.builds("{}/{}".format, st.sampled_from(ADDRESSES), st.sampled_from(["0", "8", "", "255.0.0.0", "²", "٣"])),
+)
+
+
+@given(addressed)
+def test_p2_networks_are_read_as_the_library_reads_them(text: str) -> None:
+    """Except that masks (`/255.0.0.0`) and zones (`%eth0`) are none."""
+    try:
+        wanted = ip_network(text, strict=False)
+    except ValueError:
+        wanted = None
+    if wanted is None or "%" in text or "." in text.partition("/")[2]:
+        with pytest.raises(ValueError):  # noqa: PT011
+            read_network(text)
+        return
+    found = read_network(text)
+    assert (found.version, found.start << found.shift) == (wanted.version, int(wanted.network_address))
+    assert found.shift == wanted.max_prefixlen - wanted.prefixlen
+    assert found.is_whole == (ip_address(text.partition("/")[0]) == wanted.network_address)

@@ -58,7 +58,7 @@ def test_w3_the_default_capacity_of_a_slow_rate_admits_somebody(fields: dict[str
 @pytest.mark.parametrize(
     "written", ["fast", "100/fortnight", "-1/s", "1//s", "1/s/s", "", "1/", "/s", "1 per s", "١/s"]
 )
-def test_what_is_no_rate_is_told(written: str) -> None:
+def test_text_that_is_no_rate_is_refused_by_name(written: str) -> None:
     assert math.isnan(rate_per_s(written))
     (line,) = problems(rate=written)
     assert line.startswith(f"policy 'p', rate: found {written!a}; allowed: a positive number of units a second")
@@ -93,7 +93,7 @@ def test_dimensions_called_like_types_keep_their_names() -> None:
     assert line.startswith("policy 'p', match.str: found 5;")
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_listed_at_once() -> None:
     assert [line.partition(":")[0] for line in problems(rate="x", capacity="y", charge=-1)] == [
         "policy 'p', rate",
         "policy 'p', capacity",
@@ -101,7 +101,7 @@ def test_every_problem_is_told_at_once() -> None:
     ]
 
 
-def test_a_policy_that_is_none_is_told_without_a_name() -> None:
+def test_a_document_that_is_no_policy_is_refused_without_a_name() -> None:
     document: object
     for document in (None, [], "orders", 5):
         with pytest.raises(PolicyError, match=r"^the policy: found .*; allowed: a mapping of fields to values$"):
@@ -138,12 +138,14 @@ def test_defaults() -> None:
         {"count": "requests", "admit": "covered", "weights": {"operation": {"write": 5}}, "stop_debt": 5},
         {"match": {"operation": "read"}, "weights": {"operation": {"write": 5}}},
         {"match": {"customer": None}, "per": ["customer"]},
-        {"mechanism": "requests", "max_work": 5000, "steering": {"initial": "C/F"}},
-        {"overload": {"expectations": {"ideal_step": 0.1, "expected_by": {"criticality": {"critical": 5}}}}},
+        {"mechanism": "requests", "max_work": 5000, "steering": {"floor": 0.1}},
+        {"mechanism": "requests", "steering": {"auto": {"even": 0.3}}},
+        {"overload": {"expectations": {"ideal_step": 0.1, "expected_by": {"criticality": {"urgent": 5}}}}},
         {"overload": {"response_time": {"classes": False, "quality_min": 0.5}, "ranks": {"critical": 0.5}}},
+        {"overload": {"response_time": {"rate_max": 500.0, "nreq": 20, "target_ms": 0.05}}},
     ],
 )
-def test_what_was_put_before_stays_in_force_with_fields_that_have_no_effect(fields: dict[str, Any]) -> None:
+def test_a_stored_policy_stays_in_force_with_fields_that_have_no_effect(fields: dict[str, Any]) -> None:
     """A limit must not be lost because a newer version would no longer take the policy (P6)."""
     document = {"name": "p", "rate": 100, **fields}
     with pytest.raises(PolicyError):
@@ -171,7 +173,7 @@ def test_what_was_put_before_stays_in_force_with_fields_that_have_no_effect(fiel
         {"charge": "learned", "learning": {"initial": 20}, "max_work": 20},
     ],
 )
-def test_what_has_an_effect_is_taken(fields: dict[str, Any]) -> None:
+def test_fields_that_have_an_effect_are_accepted(fields: dict[str, Any]) -> None:
     document = {"name": "p", "rate": 100, **fields}
     assert dump(read_policy(document)) == document
 
@@ -183,7 +185,7 @@ def test_a_quota_of_requests_may_have_a_debt(fields: dict[str, Any]) -> None:
     assert dump(read_policy(document)) == document
 
 
-def test_a_namespace_nobody_spoke_of_has_one_partition() -> None:
+def test_an_undeclared_namespace_has_one_partition() -> None:
     policies = read_policy_set({"namespaces": {"wide": {"partitions": 4, "partition_by": ["customer"]}}})
     assert policies.namespace("wide").partitions == 4
     assert policies.namespace("other") == Namespace()
@@ -272,7 +274,7 @@ def taken_or_told(document: object) -> list[str]:
 
 
 @given(st.dictionaries(st.sampled_from([*Policy.model_fields, "other"]), anything))
-def test_whatever_is_put_is_taken_or_told(document: dict[str, object]) -> None:
+def test_any_policy_is_accepted_or_its_problems_are_listed(document: dict[str, object]) -> None:
     """F-P2: nothing but PolicyError, each line on one line, and never the same line twice."""
     told = taken_or_told({"policies": [document]})
     assert all(line.isprintable() and ("allowed" in line or "required" in line) for line in told)
@@ -280,5 +282,53 @@ def test_whatever_is_put_is_taken_or_told(document: dict[str, object]) -> None:
 
 
 @given(anything)
-def test_whatever_document_is_taken_or_told(document: object) -> None:
+def test_any_document_is_accepted_or_its_problems_are_listed(document: object) -> None:
     taken_or_told(document)
+
+
+amounts = st.integers(1, 3000) | st.builds("{}{}".format, st.integers(1, 200), st.sampled_from(["ms", "s", "m", "%"]))
+
+
+@given(
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "capacity": amounts,
+            "max_debt": amounts,
+            "stop_debt": amounts,
+            "minimum": st.integers(-500, 500),
+            "max_work": st.integers(1, 3000),
+            "max_request": st.integers(1, 3000),
+            "charge": st.integers(0, 500),
+            "admit": st.sampled_from(["covered", "minimum"]),
+            "reserve": st.dictionaries(
+                st.sampled_from(["sheddable", "critical_plus"]),
+                amounts | st.integers(-500, -1) | st.sampled_from(["-20%", "-5s"]),
+                min_size=1,
+            ),
+        },
+    ),
+    rates=st.tuples(*[st.floats(0.001, 1e6)] * 3).map(sorted),
+)
+def test_p12_what_fits_the_lowest_and_the_highest_rate_fits_those_between(
+    fields: dict[str, Any], rates: list[float]
+) -> None:
+    """Only these two of a table are looked at, so the bounds of a policy must be such that this is enough."""
+
+    def is_sound(rate: float) -> bool:
+        try:
+            read_policy({"name": "p", "rate": rate, **fields}, stored=True)
+        except PolicyError:
+            return False
+        return True
+
+    lowest, middle, highest = rates
+    assume(is_sound(lowest) and is_sound(highest))
+    assert is_sound(middle)
+
+
+@pytest.mark.parametrize(("table", "named"), [({"a": 50, "b": 2}, "b"), ({"a": 50, "b": 5000}, "b"), ({"a": 2}, "a")])
+def test_p12_a_rate_of_a_table_that_does_not_fit_is_named(table: dict[str, float], named: str) -> None:
+    fields = {"per": ["customer"], "capacity": "2s", "minimum": 10, "stop_debt": "1m", "max_debt": 100_000, "rate": 50}
+    (problem,) = problems(**fields, rates={"customer": table})
+    assert f"rates.customer.{named}: " in problem

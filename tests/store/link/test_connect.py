@@ -3,18 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import pytest
 from redis.crc import key_slot
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
-from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailable, StoreUnsupported
 from limiter.store.link.connect import Link, open_link, probe
+from limiter.store.link.server_connection import pack
 from limiter.store.link.urls import UrlError
+from limiter.store.store_errors import StoreOutOfMemory, StoreRefused, StoreUnavailable, StoreUnsupported
 from tests.support import eventually_async
 from tests.support.fake import FakeServer
+from tests.support.nodes import until
 from tests.support.proxy import Proxy
 from tests.support.servers import (
     Certificates,
@@ -145,7 +147,7 @@ async def test_an_unknown_authority_is_a_refusal(tls_server: Server, connect: Co
         await store(link, b"key")
 
 
-async def test_certificates_that_cannot_be_read_are_told_at_once(connect: Connect) -> None:
+async def test_certificates_that_cannot_be_read_are_reported_at_once(connect: Connect) -> None:
     with pytest.raises(UrlError, match="cannot set up TLS"):
         await connect("rediss://store?ssl_ca_certs=/nowhere/ca.pem")
 
@@ -219,7 +221,7 @@ async def test_closing_ends_calls_that_still_connect(form: str) -> None:
             await call
 
 
-# What servers answer
+# Answers of servers
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ async def test_a_server_that_cannot_serve_now_has_not_executed(answer: str, conn
         ("READONLY You can't write against a replica. script: f00, on @user_script:1.", ReadOnlyError),
     ],
 )
-async def test_other_answers_stay_what_they_are(answer: str, kind: type[ResponseError], connect: Connect) -> None:
+async def test_other_answers_are_passed_on_unchanged(answer: str, kind: type[ResponseError], connect: Connect) -> None:
     """An error half way through a script is not a refusal: part of it ran."""
     async with FakeServer({"INCR": b"-%b\r\n" % answer.encode()}) as fake:
         with pytest.raises(ResponseError) as answered:
@@ -271,7 +273,7 @@ async def test_an_error_leaves_the_connection_in_step(valkey: Server, connect: C
         assert proxy.connections == 1
 
 
-async def test_a_server_turned_replica_refuses_and_is_connected_to_anew(own_server: Server, connect: Connect) -> None:
+async def test_a_server_turned_replica_refuses_and_is_connected_to_again(own_server: Server, connect: Connect) -> None:
     """F-S6: behind a virtual address the next connection may find the new primary."""
     async with Proxy(own_server.port) as proxy:
         link = await connect(proxy.url)
@@ -364,7 +366,7 @@ async def test_a_refused_connection_is_a_refusal(valkey: Server, connect: Connec
 
 
 async def test_a_request_held_back_may_still_arrive_later(valkey: Server, connect: Connect) -> None:
-    """Why a timeout is never a refusal: the network may deliver after we gave up."""
+    """A timeout is never a refusal, because the network may deliver the request later."""
     async with Proxy(valkey.port) as proxy:
         link = await connect(proxy.url)
         proxy.mode = "hold"
@@ -556,7 +558,7 @@ async def test_a_demoted_primary_is_left_for_the_new_one(own_server: Server, val
 
 
 def address_of(server: Server) -> bytes:
-    """What a sentinel answers that takes this server for the primary."""
+    """The reply of a sentinel that takes this server for the primary."""
     return b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%d\r\n" % (len(str(server.port)), server.port)
 
 
@@ -579,10 +581,71 @@ async def test_an_unknown_service_is_named(connect: Connect) -> None:
 # The probe
 
 
-async def test_the_probe_tells_what_a_server_is(server: Server, connect: Connect) -> None:
+async def test_the_probe_finds_out_name_and_version(server: Server, connect: Connect) -> None:
     facts = await probe(await connect(server.url))
     assert facts.name == server.flavour
     assert facts.version >= ((8, 0) if facts.name == "valkey" else (7, 0))
     assert facts.maxmemory_policy == "noeviction"
     seconds, microseconds = server.command("TIME")
     assert abs(facts.now_us - (seconds * 1_000_000 + microseconds)) < 60_000_000
+
+
+def slots_of(*ranges: tuple[int, int, str, int]) -> bytes:
+    """The reply to CLUSTER SLOTS."""
+    rows = b"".join(
+        b"*3\r\n:%d\r\n:%d\r\n*2\r\n$%d\r\n%b\r\n:%d\r\n" % (first, last, len(host), host.encode(), port)
+        for first, last, host, port in ranges
+    )
+    return b"*%d\r\n%b" % (len(ranges), rows)
+
+
+async def test_f_s7_slots_that_no_node_serves_are_refused(connect: Connect) -> None:
+    async with FakeServer({}) as fake:
+        link = await connect(f"redis+cluster://127.0.0.1:{fake.port}")
+        fake.replies["CLUSTER"] = b"*0\r\n"
+        with pytest.raises(StoreRefused, match="knows of no slots"):
+            await store(link, b"key")
+        fake.replies["CLUSTER"] = slots_of((0, 16_383, "?", fake.port))
+        with pytest.raises(StoreRefused, match="no node of the cluster serves slot"):
+            await store(link, b"key")
+
+
+async def test_f_s7_a_redirect_without_end_is_given_up(connect: Connect) -> None:
+    async with FakeServer({}) as fake:
+        fake.replies["CLUSTER"] = slots_of((0, 16_383, "127.0.0.1", fake.port))
+        fake.replies["SET"] = b"-MOVED 1 127.0.0.1:%d\r\n" % fake.port
+        with pytest.raises(StoreRefused, match="redirected"):
+            await store(await connect(f"redis+cluster://127.0.0.1:{fake.port}"), b"key")
+
+
+async def test_f_s8_out_of_memory_is_no_reason_to_look_for_another_server(connect: Connect) -> None:
+    async with FakeServer({"SET": b"-OOM command not allowed\r\n"}) as fake:
+        fake.replies["CLUSTER"] = slots_of((0, 16_383, "127.0.0.1", fake.port))
+        fake.replies["SENTINEL"] = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%d\r\n" % (len(str(fake.port)), fake.port)
+        for url in (f"redis+cluster://127.0.0.1:{fake.port}", f"redis+sentinel://127.0.0.1:{fake.port}/orders"):
+            link = await connect(url)
+            with pytest.raises(StoreOutOfMemory):
+                await store(link, b"key")
+
+
+async def test_a_server_without_info_is_refused_with_the_fix(connect: Connect) -> None:
+    """F-S13"""
+    async with FakeServer({}) as fake:
+        with pytest.raises(StoreUnsupported, match="does not answer INFO"):
+            await probe(await connect(fake.url))
+
+
+async def test_calls_to_the_primary_that_sentinels_name_go_by_the_wire(own_server: Server, connect: Connect) -> None:
+    replies: list[Any] = []
+
+    def sent() -> bool:
+        deadline_s = asyncio.get_running_loop().time() + 5
+        return link.send(b"key", pack("ECHO", b"hello"), replies.append, deadline_s=deadline_s)
+
+    async with FakeServer({"SENTINEL": address_of(own_server)}) as sentinel:
+        link = await connect(f"redis+sentinel://127.0.0.1:{sentinel.port}/orders")
+        assert not sent(), "nobody has asked the sentinels yet"
+        await increment(link)
+        await until(sent)
+        await until(lambda: replies)
+        assert replies[0] == b"hello"

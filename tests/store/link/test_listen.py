@@ -7,9 +7,9 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 from redis.exceptions import NoPermissionError
 
-from limiter.store.errors import StoreRefused, StoreUnavailable
 from limiter.store.link import server_connection
 from limiter.store.link.connect import open_link
+from limiter.store.store_errors import StoreRefused, StoreUnavailable
 from tests.support import eventually_async
 from tests.support.proxy import Proxy
 from tests.support.servers import Cluster, Sentinels, Server, free_port, start_sentinels
@@ -35,7 +35,7 @@ async def soon(messages: AsyncGenerator[bytes]) -> bytes:
         return await anext(messages)
 
 
-async def test_what_is_published_is_heard_in_order(server: Server) -> None:
+async def test_published_messages_are_heard_in_order(server: Server) -> None:
     async with listening(server.url) as messages:
         for text in (b"one", b"", b"\x00\xff"):
             server.command("PUBLISH", CHANNEL, text)
@@ -67,7 +67,7 @@ async def test_under_sentinel_the_primary_is_heard(sentinels: Sentinels) -> None
             await soon(messages)
 
 
-async def test_a_lost_connection_is_told_and_a_new_one_can_be_made(valkey: Server) -> None:
+async def test_a_lost_connection_is_reported_and_a_new_one_can_be_made(valkey: Server) -> None:
     for _ in range(2):
         async with listening(valkey.url) as messages:
             valkey.command("CLIENT", "KILL", "TYPE", "pubsub")
@@ -75,7 +75,7 @@ async def test_a_lost_connection_is_told_and_a_new_one_can_be_made(valkey: Serve
                 await soon(messages)
 
 
-async def test_on_a_cluster_a_lost_connection_is_told(cluster: Cluster) -> None:
+async def test_on_a_cluster_a_lost_connection_is_reported(cluster: Cluster) -> None:
     async with listening(cluster.url) as messages:
         for node in cluster.nodes:
             node.command("CLIENT", "KILL", "TYPE", "pubsub")
@@ -83,7 +83,7 @@ async def test_on_a_cluster_a_lost_connection_is_told(cluster: Cluster) -> None:
             await soon(messages)
 
 
-async def test_a_server_that_is_away_is_told() -> None:
+async def test_a_server_that_is_away_is_reported() -> None:
     link = await open_link(f"redis://127.0.0.1:{free_port()}")
     with pytest.raises(StoreUnavailable):
         await soon(link.listen(CHANNEL))
@@ -127,7 +127,7 @@ async def test_closing_the_link_ends_it(valkey: Server) -> None:
         await soon(link.listen(CHANNEL))
 
 
-async def test_who_stops_listening_leaves_no_connection_behind(valkey: Server) -> None:
+async def test_the_end_of_listening_leaves_no_connection_behind(valkey: Server) -> None:
     link = await open_link(valkey.url)
     async with aclosing(link.listen(CHANNEL)) as messages:
         await soon(messages)
@@ -139,7 +139,7 @@ async def test_who_stops_listening_leaves_no_connection_behind(valkey: Server) -
     await link.aclose()
 
 
-async def test_a_channel_that_is_not_ours_to_hear_is_told(valkey: Server) -> None:
+async def test_a_channel_without_the_right_to_hear_it_is_reported(valkey: Server) -> None:
     valkey.command("ACL", "SETUSER", "deaf", "reset", "on", ">word", "~*", "+@all", "resetchannels")
     link = await open_link(f"redis://deaf:word@127.0.0.1:{valkey.port}")
     try:

@@ -1,4 +1,4 @@
-"""Store URLs: what is understood, and what is said when it is not."""
+"""Store URLs: those that are understood, and the messages for those that are not."""
 
 import pytest
 from hypothesis import given
@@ -83,8 +83,8 @@ def test_every_form_is_understood(url: str, target: Target) -> None:
         ("redis://store/first", "the database after the last / is not a number"),
         ("redis://store?db=first", "option db has a value that is not understood"),
         ("redis://one,two", "several hosts need redis+sentinel:// or redis+cluster://"),
-        ("redis://store?socket_timeout=5", "an option is not known here; known: db"),
-        ("redis://store?ssl_ca_certs=x", "option ssl_ca_certs is not known here (TLS needs rediss://); known: db"),
+        ("redis://store?socket_timeout=5", "an option is not supported; supported: db"),
+        ("redis://store?ssl_ca_certs=x", "option ssl_ca_certs is not supported (TLS needs rediss://); supported: db"),
         ("unix://run/redis.sock", "the path must be absolute, as in unix:///run/redis.sock"),
         ("unix://", "it names no socket"),
         ("redis+sentinel://one,two", "it names no service: add /service after the hosts"),

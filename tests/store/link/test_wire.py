@@ -1,4 +1,4 @@
-"""The wire: replies go to whoever asked, in order, and whoever gets none is told so (F-S4, F-R16)."""
+"""The wire: each call gets its own reply, in order, or an error if there is none (F-S4, F-R16)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,11 +9,11 @@ import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
 from limiter.store.buckets import Buckets
-from limiter.store.errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link, open_link
 from limiter.store.link.links import ServerLink
 from limiter.store.link.server_connection import ServerConnection, pack
+from limiter.store.store_errors import StoreOutOfMemory, StoreRefused, StoreUnavailable
 from tests.support.nodes import PATIENT_S, until
 from tests.support.operations import ask, look, work_terms
 from tests.support.proxy import Proxy
@@ -60,7 +60,7 @@ async def test_many_calls_share_it_and_each_gets_its_own_reply(link: Link) -> No
     assert replies == [b"%d" % number for number in range(100)]
 
 
-async def test_an_error_reply_is_what_call_would_raise(link: Link) -> None:
+async def test_an_error_reply_is_the_error_that_call_would_raise(link: Link) -> None:
     replies: list[Any] = []
     for command in (pack("EVALSHA", b"0" * 40, 0), pack("NO-SUCH-COMMAND"), pack("ECHO", b"after")):
         link.send(KEY, command, replies.append, deadline_s=deadline_s())
@@ -68,7 +68,7 @@ async def test_an_error_reply_is_what_call_would_raise(link: Link) -> None:
     assert [type(reply) for reply in replies] == [NoScriptError, ResponseError, bytes]
 
 
-async def test_a_store_out_of_memory_is_told_as_such(link: Link, valkey: Server) -> None:
+async def test_a_store_out_of_memory_is_reported_as_such(link: Link, valkey: Server) -> None:
     client, replies = valkey.client(), list[Any]()
     client.config_set("maxmemory", "1")
     try:
@@ -79,7 +79,7 @@ async def test_a_store_out_of_memory_is_told_as_such(link: Link, valkey: Server)
     assert isinstance(replies[0], StoreOutOfMemory)
 
 
-async def test_a_connection_that_is_lost_is_told_to_all_and_replaced(link: Link, valkey: Server) -> None:
+async def test_a_lost_connection_fails_all_its_calls_and_is_replaced(link: Link, valkey: Server) -> None:
     replies: list[Any] = []
     for _ in range(3):
         link.send(KEY, pack("BLPOP", KEY, 0), replies.append, deadline_s=deadline_s())
@@ -110,7 +110,7 @@ async def test_a_closed_link_sends_nothing(valkey: Server) -> None:
     assert not link.send(KEY, pack("PING"), lambda _: None, deadline_s=deadline_s())
 
 
-async def test_dropping_connections_lets_what_was_sent_finish(link: Link) -> None:
+async def test_dropping_connections_lets_sent_calls_finish(link: Link) -> None:
     replies: list[Any] = []
     link.send(KEY, pack("ECHO", b"before"), replies.append, deadline_s=deadline_s())
     await node_of(link).drop()
@@ -156,7 +156,7 @@ async def test_a_call_lost_on_the_wire_is_sent_again_with_the_same_id(valkey: Se
 
 
 async def test_a_cluster_s_redirects_are_followed(cluster: Cluster) -> None:
-    """F-S7: what a wire is told to look for elsewhere goes on through the link, with the same id."""
+    """F-S7: a call that the server redirects goes on through the link, with the same id."""
     async with aclosing(await open_link(cluster.url)) as link:
         buckets = Buckets(link)
         for number in range(20):
@@ -168,3 +168,20 @@ async def test_a_cluster_s_redirects_are_followed(cluster: Cluster) -> None:
             assert (await buckets.acquire(slot, ask(TERMS, charge=1), timeout_s=PATIENT_S)).granted
             assert look(ScriptStore(cluster, slot), TERMS, 0) == 998
         await buckets.drain()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [(b"+OK\r\n", "what nobody had asked for"), (b"?what\r\n", "what is no reply")],
+    ids=["unasked", "noise"],
+)
+async def test_a_server_that_speaks_out_of_turn_is_left(link: Link, data: bytes, why: str) -> None:
+    """Replies and calls would no longer belong together (F-R16)."""
+    wire = node_of(link)._wire
+    assert wire is not None
+    replies: list[Any] = []
+    if why.endswith("reply"):
+        wire.send(pack("PING"), replies.append, deadline_s=deadline_s())
+    wire.data_received(data)
+    assert not wire.is_open
+    assert all(isinstance(reply, StoreUnavailable) and why in str(reply) for reply in replies)

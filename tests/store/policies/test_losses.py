@@ -1,8 +1,14 @@
 """F-S10: losses that nobody has acknowledged are merged into one record, whichever node noticed what."""
 
+from contextlib import aclosing
+
 import msgspec
 
+from limiter.store import keys
+from limiter.store.link.connect import open_link
+from limiter.store.policies import losses
 from limiter.store.policies.losses import POLICIES_MAX, TIMES_MAX, Acknowledged, Loss, noticed
+from tests.support.servers import Server
 
 
 def lost(life: str, *names: str, before: int = 3, at: int = 1, more: int = 0, went_back: bool = False) -> Loss:
@@ -32,7 +38,7 @@ def test_an_older_copy_twice_in_one_life_is_two_losses() -> None:
     assert (names(both), len(both.times)) == (["one", "two"], 2)
 
 
-def test_an_acknowledgement_covers_what_was_told_and_no_more() -> None:
+def test_an_acknowledgement_covers_the_losses_it_was_shown_and_no_more() -> None:
     one, two = lost("a", "one"), lost("b", "two", at=2)
     assert Acknowledged("ada", 3, one.with_(two)).covers(one)
     assert Acknowledged("ada", 3, one.with_(two)).covers(two)
@@ -53,3 +59,9 @@ def test_the_record_of_an_older_version_is_read_and_merged() -> None:
     assert (len(old.times), old.last_us) == (1, 5)
     assert names(old.with_(lost("b", "two", at=7))) == ["one", "two"]
     assert old.with_(lost("a", "one", at=7)) is old
+
+
+async def test_f_s11_a_damaged_loss_counts_as_none(valkey: Server) -> None:
+    valkey.client().set(keys.POLICIES_LOSS, b"\xff not ours")
+    async with aclosing(await open_link(valkey.url)) as link:
+        assert await losses.read(link) == (None, None)

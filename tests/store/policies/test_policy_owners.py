@@ -1,23 +1,22 @@
-"""Whose a policy is, what a file may change (F-P13), and a store that an older version has filled."""
+"""Owners of policies, the changes that a file may make (F-P13), and a store that an older version has filled."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import Action, Logged
-from limiter.model.policy.policy_set import PolicySet
-from limiter.model.policy.reading import dump, read_namespace, read_policy, read_policy_set
+from limiter.model.policy.reading import dump, read_namespace
 from limiter.store import keys
 from limiter.store.link.connect import Link, open_link
-from limiter.store.policies import policies
-from limiter.store.policies.policies import PolicyMissing, PolicyStore
+from limiter.store.policies import policy_store
 from limiter.store.policies.policy_entries import namespace_place, policy_place
 from limiter.store.policies.policy_layout import pack_logged
 from limiter.store.policies.policy_sets import AppliedSet, OwnedByOthers
+from limiter.store.policies.policy_store import PolicyMissing, PolicyStore
+from tests.support.policies import policy, policy_set
 from tests.support.servers import Server
 
 
@@ -26,20 +25,6 @@ async def link(valkey: Server) -> AsyncIterator[Link]:
     link = await open_link(valkey.url)
     yield link
     await link.aclose()
-
-
-@pytest.fixture
-def store(link: Link) -> PolicyStore:
-    return PolicyStore(link)
-
-
-def policy(name: str = "reads", **fields: Any) -> Policy:
-    return read_policy({"name": name, "rate": 100, **fields})
-
-
-def policy_set(*policies: Policy, **namespaces: int) -> PolicySet:
-    spread = {name: {"partitions": partitions, "partition_by": ["customer"]} for name, partitions in namespaces.items()}
-    return read_policy_set({"namespaces": spread, "policies": [dump(policy) for policy in policies]})
 
 
 async def owners(store: PolicyStore) -> dict[str, str]:
@@ -57,7 +42,7 @@ def titles(applied: AppliedSet) -> tuple[list[str], list[str], list[str]]:
     return made, changed, removed
 
 
-async def test_what_is_put_is_the_api_s_and_what_a_file_applies_is_its_owner_s(store: PolicyStore) -> None:
+async def test_the_api_owns_policies_that_are_put_and_a_file_those_that_it_applies(store: PolicyStore) -> None:
     await store.put(policy("a"), who="ada")
     await store.put_namespace("wide", read_namespace("wide", {}), who="ada")
     await store.apply(policy_set(policy("b"), tall=2), who="ci", owner="orders-repo")
@@ -69,7 +54,7 @@ async def test_what_is_put_is_the_api_s_and_what_a_file_applies_is_its_owner_s(s
     ]  # fmt: skip
 
 
-async def test_a_file_changes_what_it_owns_and_leaves_the_rest(store: PolicyStore) -> None:
+async def test_a_file_changes_its_own_policies_and_leaves_the_rest(store: PolicyStore) -> None:
     """F-P13"""
     await store.apply(policy_set(policy("own"), policy("edited"), policy("same"), wide=2), who="f", owner="file")
     await store.put(policy("edited", rate=5), who="ada")
@@ -88,7 +73,7 @@ async def test_a_file_changes_what_it_owns_and_leaves_the_rest(store: PolicyStor
     assert (await owners(store))["default/same"] == "api", "the same, and still another's"
 
 
-async def test_who_would_overwrite_what_another_owns_is_refused_and_nothing_is_applied(store: PolicyStore) -> None:
+async def test_a_set_that_would_overwrite_another_owner_s_policy_is_refused_whole(store: PolicyStore) -> None:
     """F-P13"""
     await store.apply(policy_set(policy("a"), policy("b")), who="x", owner="one")
     with pytest.raises(OwnedByOthers, match="policy default/b differs from the store, where 'one' applied it at rev"):
@@ -101,7 +86,7 @@ async def test_who_would_overwrite_what_another_owns_is_refused_and_nothing_is_a
     assert await owners(store) == {"default/a": "two", "default/b": "two"}
 
 
-async def test_pruning_removes_what_the_owner_applied_and_nothing_else(store: PolicyStore) -> None:
+async def test_pruning_removes_policies_of_the_owner_and_no_others(store: PolicyStore) -> None:
     """P12"""
     await store.apply(policy_set(policy("a"), policy("b"), wide=2), who="x", owner="file")
     await store.apply(policy_set(policy("other")), who="x", owner="another-file")
@@ -237,7 +222,7 @@ async def test_the_first_change_of_an_older_store_moves_it(store: PolicyStore, v
     assert found["tenant/tenant-reads"] == 100.0
 
 
-async def test_what_an_older_node_puts_meanwhile_is_read_unless_it_is_there_by_its_new_name(
+async def test_a_policy_that_an_older_node_puts_is_read_unless_it_has_its_new_name_already(
     store: PolicyStore, valkey: Server
 ) -> None:
     fill_as_before(valkey, *OLD)
@@ -251,7 +236,9 @@ async def test_what_an_older_node_puts_meanwhile_is_read_unless_it_is_there_by_i
     assert (await rates(store)).keys() == {"default/edited", "default/new", "tenant/tenant-reads"}
 
 
-async def test_the_first_file_that_says_the_same_owns_what_nobody_owned(store: PolicyStore, valkey: Server) -> None:
+async def test_the_first_file_with_the_same_policies_owns_those_without_an_owner(
+    store: PolicyStore, valkey: Server
+) -> None:
     """F-P13: an upgrade hands nothing to a file that differs, and does not trouble one that does not."""
     fill_as_before(valkey, *OLD)
     wanted = policy_set(policy("reads"), policy("edited", rate=50))
@@ -284,13 +271,15 @@ async def test_nodes_that_start_at_once_move_an_older_store_once(link: Link, val
 async def test_a_large_older_store_is_moved_in_several_calls(
     store: PolicyStore, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policies, "MOVED_AT_ONCE", 10)
+    monkeypatch.setattr(policy_store, "MOVED_AT_ONCE", 10)
     fill_as_before(valkey, *((number + 1, policy(f"p{number}")) for number in range(150)))
     assert await store.move_old_names() == 150
     assert len(await rates(store)) == 150
 
 
-async def test_a_policy_that_went_between_namespaces_is_nobody_s_history(store: PolicyStore, valkey: Server) -> None:
+async def test_a_policy_that_moved_between_namespaces_takes_no_history_along(
+    store: PolicyStore, valkey: Server
+) -> None:
     """Older versions allowed it; a tenant must not read of it what was another's."""
     fill_as_before(valkey, (1, policy("reads", namespace="tenant")))
     before, after = old_text(policy("reads", rate=1)), old_text(policy("reads", namespace="tenant"))
@@ -300,7 +289,7 @@ async def test_a_policy_that_went_between_namespaces_is_nobody_s_history(store: 
     assert [entry.namespace for entry in await store.history("default", "reads")] == [""]
 
 
-async def test_damaged_owners_are_nobody_s(store: PolicyStore, valkey: Server) -> None:
+async def test_a_damaged_owner_counts_as_none(store: PolicyStore, valkey: Server) -> None:
     for name, head in (("a", b"1@"), ("b", b"1@x y"), ("c", b"1@\xff"), ("d", b"@api")):
         valkey.command("HSET", keys.POLICIES_CURRENT, f"p:default/{name}", head + b" " + old_text(policy(name)))
     stored = await store.load()

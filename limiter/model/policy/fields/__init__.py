@@ -1,1 +1,1 @@
-"""What may be written into a field of a policy: amounts, names, patterns, times; and how it is refused."""
+"""The values of a policy's fields: amounts, names, patterns, times; and how a wrong one is refused."""

@@ -1,4 +1,4 @@
-"""The kinds of fields: what each may hold, and what is allowed where it does not. Amounts stay as they were written."""
+"""The kinds of fields: the values of each, and the message for others. Amounts stay as they were written."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from limiter.model.bucket.block import AFTER_MAX
+from limiter.model.bucket.in_flight import PLACES_MAX
 from limiter.model.numbers import LEAST, NUMBER_MAX
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.fields import quantity
+from limiter.model.policy.fields.field_refusals import amount, is_number, is_stored, refuse
 from limiter.model.policy.fields.patterns import LISTED_MAX, PATTERN_MAX, is_text
-from limiter.model.policy.fields.refusals import amount, is_number, is_stored, refuse
 from limiter.model.policy.fields.shown import DIMENSION_NAME
 from limiter.model.policy.period import Period
 from limiter.model.policy.period import parse as parse_period
@@ -32,7 +33,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def is_name(value: str) -> bool:
-    """Whether a policy or a namespace can be called so."""
+    """True for a valid name of a policy or a namespace."""
     return _NAME.fullmatch(value) is not None
 
 
@@ -61,7 +62,7 @@ def _description(value: object) -> str:
 
 
 def rate_per_s(value: float | str) -> float:
-    """Units a second, from `100`, `100/s`, `6000/m`, `1000/h` or `5000/d`; NaN if it is none of these."""
+    """Return units per second, from `100`, `100/s`, `6000/m`, `1000/h` or `5000/d`; NaN for anything else."""
     if isinstance(value, str):
         match = _RATE.fullmatch(value.strip())
         return float(match["number"]) / _SECONDS[(match["unit"] or "s").lower()] if match else math.nan
@@ -106,6 +107,17 @@ def _threshold(value: object) -> float | str:
     return amount(value, "a number of units (2) or a share of the charge (10%)", least=0.0, timeless=True)
 
 
+_SIDES = ("debit", "refund")
+
+
+def _settle_threshold(value: object) -> float | str | dict[str, float | str]:
+    if not isinstance(value, dict):
+        return _threshold(value)
+    if not value or not set(value) <= set(_SIDES):
+        raise refuse("a number of units (2), a share of the charge (10%), or one for debit and one for refund")
+    return {side: _threshold(value[side]) for side in _SIDES if side in value}
+
+
 def _minimum(value: object) -> float:
     if not is_number(value):
         raise refuse("a number; below zero to let requests borrow")
@@ -120,6 +132,27 @@ def _charge(value: object) -> float | Literal["learned"]:
     return float(value)
 
 
+def _places(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= PLACES_MAX:
+        raise refuse(f"a whole number of reservations from 1 to {PLACES_MAX}")
+    return value
+
+
+LEASE_MIN_S, LEASE_MAX_S = 1.0, 60.0
+
+
+def _lease_s(value: object) -> float:
+    if not (is_number(value) and LEASE_MIN_S <= value <= LEASE_MAX_S):
+        raise refuse(f"a number of seconds from {LEASE_MIN_S:g} to {LEASE_MAX_S:g}")
+    return float(value)
+
+
+def _need(value: object) -> float:
+    if not (is_number(value) and value >= 1):
+        raise refuse("a number of requests, 1 or more")
+    return float(value)
+
+
 def _after(value: object) -> float:
     if not (is_number(value) and 1 <= value <= AFTER_MAX and float(value).is_integer()):
         raise refuse(f"a whole number of refusals from 1 to {AFTER_MAX}")
@@ -127,7 +160,7 @@ def _after(value: object) -> float:
 
 
 def seconds(value: float | str) -> float:
-    """A time in seconds, from `90`, `90s`, `10m`, `1h` or `1d`; NaN if it is none of these."""
+    """Return a time in seconds, from `90`, `90s`, `10m`, `1h` or `1d`; NaN for anything else."""
     try:
         return math.nan if quantity.parse(value)[1] == "%" else quantity.units(value, rate=1.0)
     except (ValueError, OverflowError):
@@ -135,7 +168,7 @@ def seconds(value: float | str) -> float:
 
 
 def seconds_up_to(longest_s: float, longest: str) -> BeforeValidator:
-    """A time of at least a second."""
+    """Accept a time of at least a second."""
 
     def check(value: object) -> float | str:
         if isinstance(value, bool) or not isinstance(value, int | float | str) or not 1 <= seconds(value) <= longest_s:
@@ -143,6 +176,22 @@ def seconds_up_to(longest_s: float, longest: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+CYCLE_MIN_S, CYCLE_MAX_S = 0.01, 60.0
+
+
+def _cycle(value: object) -> float | str:
+    known = isinstance(value, int | float | str) and not isinstance(value, bool)
+    if not (known and CYCLE_MIN_S <= seconds(value) <= CYCLE_MAX_S):  # type: ignore[arg-type]
+        raise refuse("a time from 10ms to 60s: seconds (0.5), or 500ms, 2s")
+    return value  # type: ignore[return-value]
+
+
+def _alpha(value: object) -> float:
+    if not (is_number(value) and LEAST <= value <= 1):
+        raise refuse("a number above 0 and at most 1")
+    return float(value)
 
 
 def _weight(value: object) -> float:
@@ -159,7 +208,7 @@ def _partitions(value: object) -> int:
 
 def _zone(value: object) -> str:
     try:
-        # A long name is not looked up: it would be imported, part by part, until Python has had enough.
+        # A long name is not looked up: Python would import it part by part.
         if isinstance(value, str) and len(value) <= ZONE_MAX:
             return ZoneInfo(value).key
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -198,9 +247,15 @@ Initial = Annotated[float | str, BeforeValidator(_initial)]
 Debt = Annotated[float | str, BeforeValidator(_debt)]
 Reserve = Annotated[float | str, BeforeValidator(_reserve)]
 Threshold = Annotated[float | str, BeforeValidator(_threshold)]
+SettleThreshold = Annotated[float | str | dict[str, float | str], BeforeValidator(_settle_threshold)]
 Minimum = Annotated[float, BeforeValidator(_minimum)]
 Charge = Annotated[float | Literal["learned"], BeforeValidator(_charge)]
+Alpha = Annotated[float, BeforeValidator(_alpha)]
+CycleTime = Annotated[float | str, BeforeValidator(_cycle)]
 Refusals = Annotated[float, BeforeValidator(_after)]
+Places = Annotated[int, BeforeValidator(_places)]
+LeaseSeconds = Annotated[float, BeforeValidator(_lease_s)]
+Need = Annotated[float, BeforeValidator(_need)]
 Weight = Annotated[float, BeforeValidator(_weight)]
 Partitions = Annotated[int, BeforeValidator(_partitions)]
 QuotaPeriod = Annotated[str, BeforeValidator(_period)]

@@ -1,17 +1,17 @@
-"""Patterns of `match`: text with `*`, a list of such texts, networks, or null for a dimension that is absent."""
+"""Patterns of `match`: text with `*`, a list of such texts, networks, or null for an absent dimension."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_interface, ip_network
+from ipaddress import ip_network
 from typing import Annotated, Any, TypeGuard
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
-from limiter.model.policy.fields.refusals import refuse
+from limiter.model.policy.fields.field_refusals import refuse
 from limiter.model.policy.fields.shown import show
-from limiter.model.policy.matching import AnyOf, Networks
+from limiter.model.policy.matching import AnyOf, Network, Networks, read_network
 from limiter.model.policy.matching import Pattern as Matching
 
 PATTERN_MAX = 256
@@ -37,7 +37,7 @@ _PATTERN_SCHEMA: dict[str, Any] = {
 
 
 def is_text(value: object, *, longest: int) -> TypeGuard[str]:
-    """Text that can be written down: half of a surrogate pair cannot."""
+    """True for text that can be encoded: half of a surrogate pair cannot."""
     if not isinstance(value, str) or len(value) > longest:
         return False
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
@@ -80,24 +80,24 @@ def _network(value: object, field: str) -> str:
     network = _network_of(value) if isinstance(value, str) else None
     if network is None:
         raise refuse("a network, such as 10.0.0.0/8 or 2001:db8::/32", field=field, found=show(value))
-    if network.network_address != ip_interface(str(value)).ip:
-        allowed = f"{show(str(network))}: no bits of the address behind its prefix"
-        raise refuse(allowed, field=field, found=show(value))
+    if not network.is_whole:
+        meant = str(ip_network(str(value), strict=False))
+        raise refuse(f"{show(meant)}: no bits of the address behind its prefix", field=field, found=show(value))
     return str(value)
 
 
-def _network_of(text: str) -> IPv4Network | IPv6Network | None:
+def _network_of(text: str) -> Network | None:
     """The network that an address belongs to; None if it is none. One without a prefix is a network of its own."""
     if not _NETWORK_OR_ADDRESS.fullmatch(text):
         return None
     try:
-        return ip_network(text, strict=False)
+        return read_network(text)
     except ValueError:
         return None
 
 
 def _each(listed: list[object], check: Callable[[object, str], str], field: str = "") -> list[str]:
-    """Check each of a list, within bounds."""
+    """Check each item of a list, and its length."""
     if not 1 <= len(listed) <= LISTED_MAX:
         where = field.rstrip(".")
         raise refuse(f"a list of 1 to {LISTED_MAX}", field=where, found=f"a list of {len(listed)}")

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _FORM = re.compile(
     r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)(?P<unit>%|us|ms|s|m|h|d)?", re.IGNORECASE
 )
 
+TEXTS_KEPT, TEXT_KEPT_MAX = 1024, 32
+"""Amounts that are remembered, of so many letters: those of a policy and the defaults are looked at several times."""
+
 ALLOWED = "a number of units (50), a time at the rate (500ms, 60s, 5m) or a share of a second (5%)"
 
 
 def units(value: float | str, *, rate: float) -> float:
-    """The amount in units, at a rate of units a second."""
+    """Return the amount in units, at a rate of units per second."""
     number, unit = parse(value)
     if unit == "":
         return number
@@ -29,15 +33,24 @@ def units(value: float | str, *, rate: float) -> float:
 
 def parse(value: float | str) -> tuple[float, str]:
     """Number and unit; ValueError that shows what was found and what is allowed."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"found {value!r}; allowed: {ALLOWED}")
     if isinstance(value, str):
-        match = _FORM.fullmatch(value.strip())
-        if match is None:
-            raise ValueError(f"found {value!r}; allowed: {ALLOWED}")
-        number, unit = float(match["number"]), (match["unit"] or "").lower()
-    else:
-        number, unit = float(value), ""
+        return _known(value) if len(value) <= TEXT_KEPT_MAX else _parse_text(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"found {value!r}; allowed: {ALLOWED}")
+    number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"found {value!r}; the number must be finite")
-    return number, unit
+    return number, ""
+
+
+def _parse_text(text: str) -> tuple[float, str]:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"found {text!r}; allowed: {ALLOWED}")
+    number = float(match["number"])
+    if not math.isfinite(number):
+        raise ValueError(f"found {text!r}; the number must be finite")
+    return number, (match["unit"] or "").lower()
+
+
+_known = lru_cache(maxsize=TEXTS_KEPT)(_parse_text)

@@ -1,4 +1,4 @@
-"""Values and places as they stand in a message: on one line, not too long, as people write them."""
+"""Values and places in a message: on one line, not too long, as people write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTEGER_SHOWN_MAX = 10**SHOWN_MAX
 
 
 def show(value: object) -> str:
-    """A value as it stands in a policy file, on one line and not too long."""
+    """Return a value as it appears in a policy file, on one line and not too long."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping | BaseModel | list):
@@ -27,7 +27,7 @@ def show(value: object) -> str:
 
 
 def written(value: Any) -> Any:
-    """100 and not 100.0, as people write it."""
+    """Return 100 instead of 100.0, as people write it."""
     if isinstance(value, dict):
         return {name: written(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -36,6 +36,6 @@ def written(value: Any) -> Any:
 
 
 def step(part: str | int) -> str:
-    """One part of a field's place; what people wrote there stays on the line."""
+    """Return one part of a field's place; text of the author stays on the line."""
     text = str(part)
     return text if DIMENSION_NAME.fullmatch(text) or text.isdecimal() else show(text)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from limiter.model.policy.fields import quantity
 from limiter.model.policy.fields.quantity import ALLOWED, parse, units
 
 
@@ -42,14 +43,14 @@ def test_other_text_is_shown_with_what_is_allowed(written: str) -> None:
 
 
 @pytest.mark.parametrize("written", [True, False, None, [], {"units": 5}, b"5"])
-def test_what_is_neither_number_nor_text_is_no_amount(written: object) -> None:
+def test_a_value_that_is_neither_number_nor_text_is_no_amount(written: object) -> None:
     """F-V4: a boolean is no number."""
     with pytest.raises(ValueError, match="allowed: a number of units"):
         parse(written)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("written", [math.inf, -math.inf, math.nan, "1e400", "-1e400ms", "1e999%"])
-def test_what_is_not_finite_is_no_amount(written: float | str) -> None:
+def test_a_number_that_is_not_finite_is_no_amount(written: float | str) -> None:
     """F-V2."""
     with pytest.raises(ValueError, match="the number must be finite"):
         parse(written)
@@ -59,3 +60,13 @@ def test_what_is_not_finite_is_no_amount(written: float | str) -> None:
 def test_names_of_numbers_are_no_numbers(written: str) -> None:
     with pytest.raises(ValueError, match="allowed"):
         parse(written)
+
+
+def test_only_short_texts_are_remembered() -> None:
+    """F-H10: an amount may be as long as a request's body."""
+    quantity._known.cache_clear()
+    assert parse("1." + "0" * 100_000 + "s") == parse("1.0s") == (1.0, "s")
+    assert quantity._known.cache_info().currsize == 1
+    for number in range(2 * quantity.TEXTS_KEPT):
+        parse(f"{number}s")
+    assert quantity._known.cache_info().currsize == quantity.TEXTS_KEPT

@@ -1,0 +1,558 @@
+"""The holder of a lease: decides by itself on the slices it was lent (B8, P9). Standard library only.
+
+    balance = min(capacity, balance + elapsed · rate)      each slice, as a bucket of its own
+    granted   if every slice has the charge and its class's minimum, and the lease has not ended
+
+Time is a monotonic clock in nanoseconds. The lease ends `expires_in_ms` after its request was *sent*; every decision
+looks at that first: a process that slept, was paused or got its answer late decides nothing on an old lease (F-L2,
+F-R15). The end of a lease voids tokens; debt stays.
+
+ask()          the path and the body of the next request: numbered, with all that was done so far. Before it asks, a
+               holder lowers itself to its demand, so that no other holder waits for its next request
+take()         takes over the answer to the latest request, and to no other (F-L3)
+begin_again()  after a 404: the service has forgotten the lease; debt and what was not reported yet go into a new one
+give_back()    the path and the body of the last request
+
+One thread, or one event loop, uses a lease: between reading the clock and the last write nothing else can run there.
+Threads share one only with `lock=`. A child process must not use its parent's lease: `is_foreign` tells (F-L7).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import inf
+from random import random
+from time import monotonic_ns
+from typing import Any
+
+SMOOTH_S = 1.0
+"""Time over which demand is averaged."""
+HEAD = 1.05
+"""A holder asks for this much of its demand, which is noisy."""
+FIRST_LOOK_S = 0.2
+REPEAT_AFTER_S = 0.3
+"""An unanswered request is sent again, the same, after this time."""
+PORTION_S = 1.5
+"""A quota's portion lasts so long at the holder's demand; more than that is let go."""
+
+CRITICALITIES = ("critical_plus", "critical", "sheddable_plus", "sheddable")
+DEFAULT_CRITICALITY = 1
+_NUMBERS = {name: number for number, name in enumerate(CRITICALITIES)}
+_SUMS = ("requests", "refused", "charged", "settled", "squared", "settles", "answered", "late", "seconds")
+"""The sums of a lease from its beginning on; a new one goes on from those that were not reported."""
+
+
+class Slice:
+    """A part of one limit, as a bucket of the holder's own."""
+
+    __slots__ = (
+        "admitted", "balance", "capacity", "counted", "counts_requests", "is_quota", "mechanism", "minimums", "moved",
+        "per_ns", "period", "policy", "refusals", "refused", "share", "spent", "until_ns", "updated_ns", "wanted",
+        "weight",
+    )  # fmt: skip
+
+    def __init__(self, policy: str, now_ns: int) -> None:
+        self.policy = policy
+        self.mechanism = "work"
+        self.is_quota = self.counts_requests = False
+        self.balance = self.capacity = self.per_ns = self.share = 0.0
+        self.updated_ns = self.until_ns = now_ns
+        self.minimums: tuple[float, ...] = (0.0,) * len(CRITICALITIES)
+        self.weight = 1.0
+        self.moved = 0.0
+        self.period = 0.0
+        self.spent = 0.0
+        self.admitted = self.refused = self.counted = 0.0
+        self.refusals = 0.0
+        """Requests that this slice refused."""
+        self.wanted: float | None = None
+
+    def refill(self, now_ns: int) -> None:
+        """Credit the time since the last update, as far as the slice reaches."""
+        now_ns = min(now_ns, self.until_ns)
+        if now_ns > self.updated_ns:
+            self.balance = min(self.balance + (now_ns - self.updated_ns) * self.per_ns, self.capacity)
+            self.updated_ns = now_ns
+
+    def follow(self, elapsed_s: float) -> None:
+        """Average what the holder was asked for, granted or not."""
+        asked = self.admitted + self.refused
+        sample = (asked - self.counted) / elapsed_s
+        known = self.wanted
+        self.wanted = sample if known is None else known + elapsed_s / (elapsed_s + SMOOTH_S) * (sample - known)
+        self.counted = asked
+
+    def lower(self) -> None:
+        """Let go of what is not wanted, before asking."""
+        if self.wanted is None:
+            return
+        wants = self.wanted * HEAD
+        if self.is_quota:
+            self.balance = min(self.balance, float(-(-wants * PORTION_S // 1)))
+        elif wants < self.per_ns * 1e9:
+            self.share *= wants / (self.per_ns * 1e9)
+            self.per_ns = wants / 1e9
+
+    def said(self) -> dict[str, float | str]:
+        """Return the row of this slice in a renewal."""
+        row: dict[str, float | str] = {
+            "policy": self.policy,
+            "mechanism": self.mechanism,
+            "refused": self.refusals,
+        }
+        if self.is_quota:
+            return row | {"held": max(0.0, self.balance), "spent": self.spent, "period": self.period}
+        return row | {"held": self.share, "debt": max(0.0, -self.balance), "moved": self.moved}
+
+    def returned(self, *, is_over: bool) -> dict[str, float | str]:
+        """Return the row of this slice in a return."""
+        said = self.said()
+        if self.is_quota:
+            return said | {"held": 0.0}
+        return said | {"held": 0.0, "tokens": 0.0 if is_over else max(0.0, self.balance)}
+
+    def begin_again(self) -> None:
+        """Keep what is owed, and nothing else: a portion of a quota was debited for good under the old lease."""
+        if self.is_quota:
+            self.spent = max(0.0, -self.balance)
+        self.balance = 0.0 if self.is_quota else min(self.balance, 0.0)
+        self.share = self.moved = self.per_ns = self.refusals = 0.0
+
+    def take(self, answer: Mapping[str, Any], now_ns: int, sent_ns: int, until_ns: int) -> None:
+        """Go by an answer."""
+        self.refill(now_ns)
+        self.mechanism = answer["mechanism"]
+        self.is_quota, self.counts_requests = self.mechanism == "quota", answer.get("counts_requests", False)
+        self.weight = answer.get("weight", 1.0)
+        minimums = answer.get("minimums", {})
+        self.minimums = tuple(float(minimums.get(name, 0.0)) for name in CRITICALITIES)
+        if self.is_quota:
+            self._take_portion(answer, sent_ns)
+            return
+        if now_ns >= self.until_ns:
+            self.balance = min(self.balance, 0.0)  # tokens end with their lease, debt does not
+        self.per_ns, self.capacity, self.share = answer["rate"] / 1e9, answer["capacity"], answer["share"]
+        balance = self.balance + answer["tokens"] + answer["moved"] - self.moved
+        self.balance, self.moved = min(balance, self.capacity), answer["moved"]
+        self.updated_ns, self.until_ns = now_ns, until_ns
+
+    def _take_portion(self, answer: Mapping[str, Any], sent_ns: int) -> None:
+        """A portion is the holder's for good, until its period ends: it needs no lease to be used up (F-L8)."""
+        if answer["period"] != self.period:
+            self.period, self.balance, self.spent = answer["period"], 0.0, 0.0
+        self.per_ns, self.capacity, self.share = 0.0, inf, 0.0
+        self.balance += answer["tokens"]
+        self.until_ns = sent_ns + int(answer["ends_in_ms"] * 1e6)
+
+
+class Throttle:
+    """Overload control by class, as the service says: places in flight, shares refused, rates (Q4, S3, S9, W18)."""
+
+    __slots__ = ("late_after_ms", "open", "places", "rates", "shares", "tokens", "updated_ns")
+
+    def __init__(self, now_ns: int) -> None:
+        self.open = 0.0
+        """Grants that are not settled."""
+        self.places = self.rates = self.late_after_ms = (inf,) * len(CRITICALITIES)
+        self.shares: tuple[float, ...] = (0.0,) * len(CRITICALITIES)
+        self.tokens = [1.0] * len(CRITICALITIES)
+        self.updated_ns = now_ns
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """Go by an answer; what it leaves out is not limited."""
+        in_flight, rates, shares = answer["in_flight"], answer["rate"], answer["refused_share"]
+        late = answer.get("late_after_ms", {})
+        self.places = tuple(float(in_flight.get(name, inf)) for name in CRITICALITIES)
+        self.rates = tuple(float(rates.get(name, inf)) for name in CRITICALITIES)
+        self.shares = tuple(float(shares.get(name, 0.0)) for name in CRITICALITIES)
+        self.late_after_ms = tuple(float(late.get(name, inf)) for name in CRITICALITIES)
+
+    def refuses(self, number: int, draw: float, now_ns: int) -> str | None:
+        """Why a request of a class is refused; None if it is let in, and then its class pays for it."""
+        elapsed_s, self.updated_ns = max(0, now_ns - self.updated_ns) / 1e9, now_ns
+        for one, rate in enumerate(self.rates):
+            if rate < inf:
+                self.tokens[one] = min(max(1.0, rate), self.tokens[one] + elapsed_s * rate)
+        if self.open >= self.places[number]:
+            return "in_flight"
+        if draw < self.shares[number]:
+            return "overload"
+        if self.rates[number] < inf:
+            if self.tokens[number] < 1.0:
+                return "overload"
+            self.tokens[number] -= 1.0
+        return None
+
+
+class Grant:
+    """Granted: settle it with the work that was really done."""
+
+    __slots__ = ("_amounts", "_entered_ns", "_is_settled", "_lease", "charged")
+
+    def __init__(self, lease: Lease, charged: float, amounts: tuple[float, ...] | None, entered_ns: int) -> None:
+        self._lease = lease
+        self.charged = charged
+        self._amounts = amounts
+        self._entered_ns = entered_ns
+        self._is_settled = False
+
+    def settle(self, work: float | None = None) -> None:
+        """Correct the charge to the work done; without `work` the estimate stands. A second call does nothing."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._lease.settle(self, self.charged if work is None else work)
+
+    @property
+    def entered_ns(self) -> int:
+        """When it was granted."""
+        return self._entered_ns
+
+
+class PlacedGrant(Grant):
+    """Granted, with a place in flight that is free again once it is settled, or forgotten."""
+
+    __slots__ = ("number",)
+
+    def __init__(
+        self, lease: Lease, charged: float, amounts: tuple[float, ...] | None, entered_ns: int, number: int
+    ) -> None:
+        super().__init__(lease, charged, amounts, entered_ns)
+        self.number = number
+
+    def settle(self, work: float | None = None, _now: Callable[[], int] = monotonic_ns) -> None:
+        """Correct the charge, free the place and say how long it took."""
+        if not self._is_settled:
+            self._lease.free(self, (_now() - self._entered_ns) / 1e6)
+            super().settle(work)
+
+    def __del__(self) -> None:
+        if not self._is_settled:
+            self._lease.free(self, None)
+
+
+class Refusal:
+    """Refused: by which policy, and when to come back. False, so that `if grant:` reads well."""
+
+    __slots__ = ("policy", "reason", "retry_after_ms")
+
+    def __init__(self, policy: str, reason: str, retry_after_ms: float | None) -> None:
+        self.policy = policy
+        self.reason = reason
+        """`work`, `request_rate` or `quota`: not enough is left. `in_flight`, `overload`: overload control refuses.
+        `too_large`: more than the slice ever holds, so ask the service. `no_lease`: there is no lease, or it has ended:
+        ask the service, or do what `on_service_failure` says."""
+        self.retry_after_ms = retry_after_ms
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Lease:
+    """Slices of every policy of one descriptor, all or nothing."""
+
+    __slots__ = (
+        "_counted_ns", "_holds", "_is_answered", "_lock", "_pid", "_reported", "_sent_ns", "answered", "charge",
+        "charged", "deadline_ns", "descriptor", "first", "holder", "late", "namespace", "number", "on_service_failure",
+        "quality", "refused", "renew_in_ms", "requests", "seconds", "settled", "settles", "slices", "squared", "state",
+        "taken", "throttle", "token", "weight",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        descriptor: Mapping[str, str] | None = None,
+        *,
+        namespace: str = "default",
+        holder: str | None = None,
+        weight: float = 1.0,
+        lock: AbstractContextManager[Any] | None = None,
+        now_ns: int | None = None,
+    ) -> None:
+        now_ns = monotonic_ns() if now_ns is None else now_ns
+        self.descriptor, self.namespace, self.weight = dict(descriptor or {}), namespace, weight
+        self.holder = holder or secrets.token_hex(16)
+        self.token: str | None = None
+        self.number = self.taken = 0
+        self.charge = 1.0
+        self.slices: list[Slice] = []
+        self.first: Slice | None = None
+        """The slice, where there is only one and it refills: the short way."""
+        self.deadline_ns = now_ns
+        self.requests = self.refused = self.charged = self.settled = self.squared = self.settles = 0.0
+        self.answered = self.late = self.seconds = 0.0
+        self.throttle: Throttle | None = None
+        self.quality, self.state = 1.0, "calm"
+        self.on_service_failure, self.renew_in_ms = "local", 1000.0
+        self._lock = lock
+        self._holds: AbstractContextManager[Any] = nullcontext() if lock is None else lock
+        self._reported: tuple[float, ...] = (0.0,) * len(_SUMS)
+        """The sums as the latest request carried them."""
+        self._pid = os.getpid()
+        self._sent_ns = self._counted_ns = now_ns
+        self._is_answered = True
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if another process took this lease: after a fork, take a new one (F-L7)."""
+        return os.getpid() != self._pid
+
+    # Deciding.
+
+    def allow(self, work: float | None = None, _now: Callable[[], int] = monotonic_ns) -> bool:
+        """Return whether a request of the default class may work now. No object is made: it is never settled."""
+        first = self.first
+        if first is None or self._lock is not None:
+            return bool(self.try_acquire(work))
+        now_ns = _now()
+        if now_ns >= self.deadline_ns:
+            self.refused += 1.0
+            return False
+        charge = self.charge if work is None else work
+        amount = charge * first.weight
+        balance = first.balance + (now_ns - first.updated_ns) * first.per_ns
+        if balance > first.capacity:
+            balance = first.capacity
+        first.updated_ns = now_ns
+        if balance < amount or balance < first.minimums[1]:
+            first.balance = balance
+            first.refused += amount
+            first.refusals += 1.0
+            self.refused += 1.0
+            return False
+        first.balance = balance - amount
+        first.admitted += amount
+        self.requests += 1.0
+        self.charged += charge
+        return True
+
+    def try_acquire(
+        self, work: float | None = None, criticality: str | None = None, _now: Callable[[], int] = monotonic_ns
+    ) -> Grant | Refusal:
+        """A grant, or (falsy) why not and when to come back."""
+        if self._lock is not None:
+            with self._lock:
+                return self._decide(work, criticality, _now())
+        return self._decide(work, criticality, _now())
+
+    def _decide(self, work: float | None, criticality: str | None, now_ns: int) -> Grant | Refusal:
+        number = DEFAULT_CRITICALITY if criticality is None else _NUMBERS[criticality]
+        charge = self.charge if work is None else work
+        first = self.first
+        if first is not None and now_ns < self.deadline_ns:
+            amount = charge * first.weight
+            balance = first.balance + (now_ns - first.updated_ns) * first.per_ns
+            if balance > first.capacity:
+                balance = first.capacity
+            first.updated_ns = now_ns
+            if balance >= amount and balance >= first.minimums[number]:
+                first.balance = balance - amount
+                first.admitted += amount
+                self.requests += 1.0
+                self.charged += charge
+                return Grant(self, charge, None, now_ns)
+            first.balance = balance
+        return self._decide_all(charge, number, now_ns)
+
+    def _decide_all(self, charge: float, number: int, now_ns: int) -> Grant | Refusal:
+        """Every slice, or none."""
+        amounts = tuple(one.weight if one.counts_requests else charge * one.weight for one in self.slices)
+        binding = None
+        for one, amount in zip(self.slices, amounts, strict=True):
+            one.refill(now_ns)
+            if one.balance < amount or one.balance < one.minimums[number] or now_ns >= one.until_ns:
+                binding = one if binding is None else binding
+        if not self.slices or binding is not None or not self._is_live(now_ns):
+            return self._refuse(binding, amounts, number, now_ns)
+        throttle = self.throttle
+        if throttle is not None:
+            reason = throttle.refuses(number, random(), now_ns)  # noqa: S311
+            if reason is not None:
+                self.refused += 1.0
+                return Refusal("", reason, None)
+            throttle.open += 1.0
+        for one, amount in zip(self.slices, amounts, strict=True):
+            one.balance -= amount
+            one.admitted += amount
+            one.spent += amount
+        self.requests += 1.0
+        self.charged += charge
+        if throttle is not None:
+            return PlacedGrant(self, charge, amounts, now_ns, number)
+        return Grant(self, charge, amounts, now_ns)
+
+    def free(self, grant: PlacedGrant, took_ms: float | None) -> None:
+        """Free a place in flight; None: it was forgotten, and nobody knows how long it took."""
+        throttle = self.throttle
+        if throttle is None:
+            return
+        throttle.open = max(0.0, throttle.open - 1.0)
+        if took_ms is not None:
+            self.answered += 1.0
+            self.seconds += took_ms / 1000
+            if took_ms > throttle.late_after_ms[grant.number]:
+                self.late += 1.0
+
+    def _is_live(self, now_ns: int) -> bool:
+        """A lease of quotas alone goes on until its portions are used up."""
+        return now_ns < self.deadline_ns or all(one.is_quota for one in self.slices)
+
+    def _refuse(self, binding: Slice | None, amounts: Sequence[float], number: int, now_ns: int) -> Refusal:
+        self.refused += 1.0
+        for one, amount in zip(self.slices, amounts, strict=True):
+            one.refused += amount
+        if binding is None or not self._is_live(now_ns):
+            return Refusal("", "no_lease", None)
+        binding.refusals += 1.0
+        need = max(amounts[self.slices.index(binding)], binding.minimums[number])
+        if binding.is_quota:
+            return Refusal(binding.policy, "quota", None)
+        if need > binding.capacity:
+            return Refusal(binding.policy, "too_large", None)
+        wait_ms = (need - binding.balance) / binding.per_ns / 1e6 if binding.per_ns > 0 else None
+        return Refusal(binding.policy, "request_rate" if binding.counts_requests else "work", wait_ms)
+
+    def settle(self, grant: Grant, work: float) -> None:
+        """Correct every slice by what was really done: debt if it was more."""
+        if self._lock is not None:
+            with self._lock:
+                self._settle(grant, work)
+        else:
+            self._settle(grant, work)
+
+    def _settle(self, grant: Grant, work: float) -> None:
+        more = work - grant.charged
+        self.settles += 1.0
+        self.settled += work
+        self.squared += work * work
+        if more:
+            for one in self.slices:
+                if not one.counts_requests:
+                    amount = more * one.weight
+                    one.balance -= amount  # a refund is clamped at the next refill; below zero is debt
+                    one.admitted += amount
+                    one.spent += amount
+
+    # Asking.
+
+    def ask(self, now_ns: int | None = None) -> tuple[str, dict[str, Any]]:
+        """The path and the body of the next request. The same one is sent again until it is answered."""
+        body = self.request(now_ns)
+        if self.number > 1:
+            return "/v1/leases/renew", {"lease": self.token, **body}
+        first = {"descriptor": self.descriptor, "namespace": self.namespace, "holder": self.holder}
+        rates: dict[str, Any] = {name: body[name] for name in ("work_rate", "request_rate") if name in body}
+        return "/v1/leases", {**first, "weight": self.weight, **rates, "slices": body["slices"]}
+
+    def give_back(self, now_ns: int | None = None) -> tuple[str, dict[str, Any]]:
+        """The path and the body of the last request. Nothing is decided under this lease any more."""
+        return "/v1/leases/return", {"lease": self.token, **self.returned(now_ns)}
+
+    def begin_again(self, now_ns: int | None = None) -> None:
+        """Take a new lease: the service knows nothing of this one any more. Only what the latest request carried, which
+        may have been counted, is dropped."""
+        now_ns = monotonic_ns() if now_ns is None else now_ns
+        with self._holds:
+            for name, counted in zip(_SUMS, self._reported, strict=True):
+                setattr(self, name, getattr(self, name) - counted)
+            for one in self.slices:
+                one.begin_again()
+            self.holder, self.token, self.first = secrets.token_hex(16), None, None
+            self.number = self.taken = 0
+            self.deadline_ns, self._is_answered = now_ns, True
+
+    def request(self, now_ns: int | None = None) -> dict[str, Any]:
+        """The next request: what was done, what is held, what is wanted."""
+        with self._holds:
+            return self._request(monotonic_ns() if now_ns is None else now_ns)
+
+    def _request(self, now_ns: int) -> dict[str, Any]:
+        elapsed_s = (now_ns - self._counted_ns) / 1e9
+        known = any(one.wanted is not None for one in self.slices)
+        if elapsed_s >= SMOOTH_S / 2 or (not known and elapsed_s >= FIRST_LOOK_S and self.requests + self.refused > 0):
+            for one in self.slices:
+                one.follow(elapsed_s)
+            self._counted_ns = now_ns
+        for one in self.slices:
+            one.refill(now_ns)
+            one.lower()
+        self.number += 1
+        self._sent_ns, self._is_answered = now_ns, False
+        self._reported = tuple(getattr(self, name) for name in _SUMS)
+        return {"number": self.number, "taken": self.taken, "used": self.used(), **self._rates(),
+                "slices": [one.said() for one in self.slices]}  # fmt: skip
+
+    def used(self) -> dict[str, float]:
+        """All that was done under this lease."""
+        return {
+            "requests": self.requests + self.refused,
+            "refused": self.refused,
+            "charged": self.charged,
+            "work": self.settled,
+            "work_squared": self.squared,
+            "settles": self.settles,
+            "answered": self.answered,
+            "late": self.late,
+            "seconds": self.seconds,
+        }
+
+    def _rates(self) -> dict[str, float]:
+        """Return the demand in work and in requests, before weights; nothing while it is not known."""
+        rates: dict[str, float] = {}
+        for one in self.slices:
+            if one.wanted is not None and one.weight > 0:
+                name = "request_rate" if one.counts_requests else "work_rate"
+                rates[name] = max(rates.get(name, 0.0), one.wanted * HEAD / one.weight)
+        return rates
+
+    def take(self, answer: Mapping[str, Any], now_ns: int | None = None) -> bool:
+        """Take over an answer, if it is that to the latest request and came in time; whether it was."""
+        now_ns = monotonic_ns() if now_ns is None else now_ns
+        until_ns = self._sent_ns + int(answer["expires_in_ms"] * 1e6)
+        if answer["number"] != self.number or self._is_answered or now_ns >= until_ns:
+            return False
+        with self._holds:
+            self._take(answer, now_ns, until_ns)
+        return True
+
+    def _take(self, answer: Mapping[str, Any], now_ns: int, until_ns: int) -> None:
+        held = {(one.policy, one.mechanism): one for one in self.slices}
+        slices = []
+        for row in answer["slices"]:
+            one = held.get((row["policy"], row["mechanism"])) or Slice(row["policy"], now_ns)
+            one.take(row, now_ns, self._sent_ns, until_ns)
+            slices.append(one)
+        self.slices = slices
+        self._throttle(answer.get("overload"), now_ns)
+        self.quality, self.state = answer.get("quality", 1.0), answer.get("state", "calm")
+        self.on_service_failure = answer.get("on_service_failure", "local")
+        self.renew_in_ms = answer.get("renew_in_ms", self.renew_in_ms)
+        plain = len(slices) == 1 and not slices[0].is_quota and not slices[0].counts_requests and self.throttle is None
+        self.first = slices[0] if plain and slices[0].capacity > 0 else None
+        self.charge = answer.get("charge", self.charge)
+        self.token = answer.get("lease", self.token)
+        self.deadline_ns, self.taken, self._is_answered = until_ns, self.number, True
+
+    def _throttle(self, overload: Mapping[str, Any] | None, now_ns: int) -> None:
+        if overload is None:
+            self.throttle = None
+            return
+        if self.throttle is None:
+            self.throttle = Throttle(now_ns)
+        self.throttle.take(overload)
+
+    def returned(self, now_ns: int | None = None) -> dict[str, Any]:
+        """Return the last request. Nothing is decided under this lease any more."""
+        with self._holds:
+            return self._returned(monotonic_ns() if now_ns is None else now_ns)
+
+    def _returned(self, now_ns: int) -> dict[str, Any]:
+        ended = now_ns >= self.deadline_ns
+        rows: list[dict[str, Any]] = []
+        for one in self.slices:
+            one.refill(now_ns)
+            rows.append(one.returned(is_over=ended))
+        self.deadline_ns, self.first = now_ns, None
+        self.number += 1
+        return {"number": self.number, "taken": self.taken, "used": self.used(), "slices": rows}

@@ -1,0 +1,1 @@
+"""The published experiments, one module for each idea: load, backend, variants, picture, tables, claims."""
