@@ -101,8 +101,8 @@ local function follow_plain(record, term, book)
 end
 
 local function unpack_book(raw)
-  local ends, from, count_ends, tau, plain, plain_at, work, requests, admitted = {}, nil, nil, nil
-  count_ends, tau, plain, plain_at, work, requests, admitted, from = unpack_struct('<Bdddddd', raw)
+  local ends = {}
+  local count_ends, tau, plain, plain_at, work, requests, admitted, from = unpack_struct('<Bdddddd', raw)
   for i = 1, count_ends do
     ends[i] = { unpack_struct('<ddddddd', raw, from) }
     from = from + SUMS_SIZE
@@ -187,7 +187,7 @@ end
 
 if not row_number then
   if number ~= 1 or kind ~= RENEW then return only(UNKNOWN) end
-  row_weight, is_closed, row_used = weight, 0, { 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  row_weight, row_used = weight, { 0, 0, 0, 0, 0, 0, 0, 0, 0 }
   for i = 1, count do parts[i] = { 0, 0, 0, 0, 0, 0, moved[i], 0, 0, 0, 0, 0, 0 } end
 elseif number < row_number then
   return only(OUTDATED)
