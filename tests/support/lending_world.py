@@ -41,8 +41,12 @@ class Meter:
     terms: list[tuple[float, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.left = self.capacity
-        self.terms = [(-math.inf, self.rate, self.capacity)]
+        self.begin(0.0, self.rate, self.capacity)
+
+    def begin(self, t: float, rate: float, capacity: float) -> None:
+        """The limit is used for the first time from now on: it is full."""
+        self.rate, self.capacity, self.left, self.at_s = rate, capacity, capacity, t
+        self.terms = [(-math.inf, rate, capacity)]
 
     def change(self, t: float, rate: float, capacity: float) -> None:
         """Other terms from now on."""
@@ -316,8 +320,10 @@ class World:
         assert self.params.lending is not None
         bound = self.params.lending.bound
         self.params = replace(self.params, committed=rate, capacity=capacity, debt_max=60 * rate)
+        # A bucket that nobody has asked yet is made full, by the new terms: no capacity of before is kept.
+        heard = self.meter.change if BUCKET in self.ledger.records else self.meter.begin
         self.plain(0.0)
-        self.meter.change(self.t, rate * self.slack, capacity + bound)
+        heard(self.t, rate * self.slack, capacity + bound)
 
     # Watching.
 
