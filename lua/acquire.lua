@@ -455,32 +455,49 @@ local function answer(count, status)
   return rows
 end
 
--- Of the operation at hand: its class, the chance it was given, and how soon it expects its answer (NaN: nobody says);
--- only where a bucket has overload control.
+-- Of the operation at hand: its class, the chance it was given, and how soon it expects its answer (NaN: nobody says, -inf:
+-- the chance is that of a session); only where a bucket has overload control.
 local class, draw, expected_ms
+local ahead_after = {}  -- per bucket: what AHEAD of the class is once the decision is in force
+local AHEAD_MAX, YIELD_LIMIT = 10, 0.9
 
--- Q4, S3, S9: whether overload control turns the request away. Whose customer takes more than it committed to (S11), and
--- who would be late anyway (Q13), is judged as one class lower.
-local function turns_away(record, is_over_committed)
-  local shedding, judged, share_by, limit_by = record[SHEDDING], class, 1, 1
-  local is_lent = shedding[LENT_UNTIL] ~= 0
-  if is_over_committed or (is_lent and expected_ms < shedding[RESPONSE_MS]) then
-    if class < CLASSES - 1 then
-      judged = class + 1
-    else
-      share_by, limit_by = 2, 0.9
+local function fewer_ahead(ahead, requests)
+  local fewer = ahead - AHEAD_MAX * requests
+  return fewer > 1 and fewer or 1
+end
+
+-- Q4, S3, S9: whether overload control turns the request away, and AHEAD afterwards. Whose customer takes more than it
+-- committed to (S11), and who would be late anyway (Q13), yields: it takes refusals of others of its class, see shedding.py.
+local function turns_away(record, is_over_committed, requests)
+  local shedding = record[SHEDDING]
+  local is_lent, ahead = shedding[LENT_UNTIL] ~= 0, shedding[AHEAD + class]
+  local is_exchanged = expected_ms ~= -math.huge
+  local yields = is_over_committed or (is_lent and is_exchanged and expected_ms < shedding[RESPONSE_MS])
+  local free = has(record[FLAGS], LENDS) and 1 - record[PARTS_CAPACITY] or 1  -- the rest is its holders'
+  local limit = shedding[SHED_LIMIT + class] * free
+  if limit > 0 then
+    local in_flight = (record[FLYING] or 0) + (record[FLYING_BEFORE] or 0)
+    if in_flight >= limit then return true, yields and ahead or fewer_ahead(ahead, requests) end
+    if yields and ahead >= 1 and ahead < 1 + AHEAD_MAX and in_flight >= limit * YIELD_LIMIT then
+      return true, ahead + requests
     end
   end
-  local limit = shedding[SHED_LIMIT + judged]
-  local free = has(record[FLAGS], LENDS) and 1 - record[PARTS_CAPACITY] or 1  -- the rest is its holders'
-  if limit > 0 and (record[FLYING] or 0) + (record[FLYING_BEFORE] or 0) >= limit * limit_by * free then return true end
-  return is_lent and (draw < shedding[SHED_SHARE + judged] * share_by
-    or shedding[SHED_RATE + judged] ~= 0 and shedding[SHED_TOKENS + judged] < 1)
+  if not is_lent then return false, ahead end
+  local share, rate = shedding[SHED_SHARE + class], shedding[SHED_RATE + class]
+  local is_drawn = draw < share
+  local is_spared = is_drawn and is_exchanged and not yields and ahead >= 1 + requests
+  if is_drawn and not is_spared then return true, (yields or ahead > 1) and ahead or 1 end
+  if rate ~= 0 and shedding[SHED_TOKENS + class] < 1 then return true, yields and ahead or fewer_ahead(ahead, requests) end
+  if is_spared then return false, ahead - requests end
+  if yields and is_exchanged and ahead >= 1 and ahead < 1 + AHEAD_MAX and (share > 0 or rate ~= 0) then
+    return true, ahead + requests
+  end
+  return false, ahead
 end
 
 -- Overload control has the last word, so that the share it refuses is that of all requests. A key takes more than it
 -- committed to where another bucket has less than half left of what it may hold (S11).
-local function shed(count)
+local function shed(count, requests)
   local granted, over = true, 0
   if count > 1 then
     for i = 1, count do
@@ -498,7 +515,9 @@ local function shed(count)
       if over > 0 and record[FLAGS] % 2 ~= QUOTA and not terms[at].shadow and record[BALANCE] < record[CAPACITY] / 2 then
         others = over - 1
       end
-      if turns_away(record, others > 0) then verdict[i] = TURNED_AWAY end
+      local refused
+      refused, ahead_after[i] = turns_away(record, others > 0, requests)
+      if refused then verdict[i] = TURNED_AWAY end
     end
     if verdict[i] >= BLOCKED and not terms[at].shadow then granted = false end
   end
@@ -512,6 +531,8 @@ local function commit_classes(count, requests)
     if shedding and verdict[i] ~= DENIED then
       local asked, recently, told = shedding[ASKED + class] + requests, shedding[SHED_RECENTLY + class], 0
       shedding[ASKED + class] = asked
+      -- Nobody was spared where another bucket has refused.
+      if verdict[i] == TURNED_AWAY or verdict[i] == DEBITED then shedding[AHEAD + class] = ahead_after[i] end
       if verdict[i] == TURNED_AWAY then
         shedding[SHED + class], told = shedding[SHED + class] + requests, 1
       elseif verdict[i] == DEBITED and shedding[LENT_UNTIL] ~= 0 and shedding[SHED_RATE + class] > 0 then
@@ -548,7 +569,7 @@ end
 
 local function decide_drawn(flags, count, requests)
   judge(count, requests)
-  local granted = shed(count)
+  local granted = shed(count, requests)
   if not has(flags, DRY_RUN) then
     commit(count, requests, granted)
     commit_classes(count, requests)

@@ -370,6 +370,8 @@ local function count_latency(record, took_ms)
   record[HISTOGRAM] = string.sub(counts, 1, at - 1) .. pack_struct('<I', counted + 1) .. string.sub(counts, at + 4)
 end
 
+local MEDIAN_STEP = 1.05
+
 -- Q2, Q5, Q8: how a class fares against its target and what it expects. An expectation of -inf: it failed, however fast.
 local function count_class(shedding, i, took_ms)
   local term, expected_ms = terms[index[i]], expects[i]
@@ -380,6 +382,16 @@ local function count_class(shedding, i, took_ms)
   if failed or (target_ms > 0 and took_ms > target_ms) then shedding[LATE + class] = shedding[LATE + class] + 1 end
   local slack, least = expected_ms - took_ms, slacks[index[i]] or math.huge
   if slack < least and not failed then slacks[index[i]] = slack end
+  if not failed then  -- Q13: a step towards the median
+    local median_ms = shedding[MEDIAN_MS]
+    if not (median_ms > 0) then
+      shedding[MEDIAN_MS] = took_ms
+    elseif took_ms > median_ms then
+      shedding[MEDIAN_MS] = median_ms * MEDIAN_STEP
+    elseif took_ms < median_ms then
+      shedding[MEDIAN_MS] = median_ms / MEDIAN_STEP
+    end
+  end
 end
 
 -- W16: as how many requests this one counts.

@@ -74,10 +74,7 @@ end
 -- Q4, S3, S4, S9: one number that makes no sense leaves the others as they are. A class that was not limited begins with
 -- a second's worth of requests; one that was keeps what it has, as far as its new rate allows.
 local function set_shedding(shedding)
-  if shedding[LENT_UNTIL] == 0 then
-    shedding[QUALITY] = 1
-    for i = STATE, SHED_TOKENS + CLASSES - 1 do shedding[i] = 0 end
-  end
+  if shedding[LENT_UNTIL] == 0 then end_lent(shedding) end
   local state, lent_for_us, response_ms = order[STATE], order[LENT_UNTIL], order[RESPONSE_MS]
   if order[QUALITY] >= 0 and order[QUALITY] <= 1 then shedding[QUALITY] = order[QUALITY] end
   if state == 0 or state == 1 or state == 2 or state == 3 then shedding[STATE] = state end

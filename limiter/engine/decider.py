@@ -270,7 +270,8 @@ class Decider:
             self._deny(operation, shape.denied_by)
             return True
         if shape.sheds:
-            operation.draw(_draw(operation))
+            drawn = _session_draw(operation)
+            operation.draw(random.random() if drawn is None else drawn, of_session=drawn is not None)  # noqa: S311
         if shape.lives:
             operation.live()
         if shape.weighs:
@@ -666,15 +667,15 @@ def _pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> dict[
     return {"overloaded": is_overloaded, "quality": quality, "state": state.word, "refused_share": refused_share}
 
 
-def _draw(operation: Operation) -> float:
-    """A request's chance with overload control: random, or the same for all of a session (S13)."""
+def _session_draw(operation: Operation) -> float | None:
+    """Return the chance that all requests of a session have in common; None where no policy draws by session (S13)."""
     descriptor = operation.request.descriptor
     for limit in operation.limits:
         values = [descriptor.get(dimension) for dimension in limit.draw_by]
         if values and None not in values:
             digest = blake2b(msgspec.msgpack.encode((limit.key, values)), digest_size=8).digest()
             return (int.from_bytes(digest) >> 11) / 2**53
-    return random.random()  # noqa: S311
+    return None
 
 
 def _refused_uncovered(namespace: str, *, declared: bool) -> str:

@@ -7,6 +7,7 @@ answer  its desk receives it, together with all others that were concluded in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
@@ -123,11 +124,16 @@ class Operation(Asking):
         if self.idempotency_key is not None:
             self.ask_once()
 
-    def draw(self, draw: float) -> None:
-        """Give the request its chance with overload control (Q4), and say how soon it expects its answer (Q13)."""
+    def draw(self, draw: float, *, of_session: bool = False) -> None:
+        """Give the request its chance with overload control (Q4), and say how soon it expects its answer (Q13).
+
+        A session's chance is its own, whatever its requests expect (S13).
+        """
         request, shedding = self.request, next((limit for limit in self.limits if limit.sheds), None)
         expected_ms = NO_LATENCY
-        if shedding is not None:
+        if of_session:
+            expected_ms = -math.inf
+        elif shedding is not None:
             expected_ms = shedding.expected_ms(request.expected_latency_ms, request.descriptor, self.criticality)
         self.lot = Lot(CLASS_NUMBERS[self.criticality], draw, expected_ms)
         self.flags |= DRAWN

@@ -53,7 +53,7 @@ _LENT = Struct("<4d")
 _BOOK = Struct("<B6d")
 _SUMS = Struct("<7d")
 _REQUESTS_UNTIL = Struct("<d")
-_SHEDDING = Struct("<43d")
+_SHEDDING = Struct("<48d")
 _SHEDDING_BEFORE = Struct("<28d")
 """As it was in older records, which are read and written anew."""
 _BLOCK = Struct("<3d")
@@ -318,6 +318,8 @@ def _pack_shedding(known: Shedding) -> bytes:
         known.seconds,
         known.slack_min_ms,
         known.slack_before_ms,
+        *known.ahead,
+        known.median_ms,
     )
 
 
@@ -340,6 +342,8 @@ def _unpack_shedding(raw: bytes, at: int) -> Shedding:
         seconds=values[40],
         slack_min_ms=values[41],
         slack_before_ms=values[42],
+        ahead=values[43:47],
+        median_ms=values[47],
     )
 
 

@@ -363,7 +363,7 @@ class Steered:
         record = self.record()
         assert record is not None
         assert record.shedding is not None
-        return shedding.turns_away(
+        turn = shedding.turns_away(
             record.shedding,
             lot.class_number,
             lot.draw,
@@ -371,6 +371,8 @@ class Steered:
             expected_ms=lot.expected_ms,
             over_committed=False,
         )
+        record.shedding.ahead[lot.class_number] = turn.ahead
+        return turn.is_refused
 
     def count_turned_away(self, now_us: int) -> None:
         """Count those who were turned away as the reference would have, one by one."""

@@ -73,7 +73,7 @@ local CLASSES = 4
 local QUALITY = 1      -- S4: how good answers should be, 0 to 1; set by the controller
 local STATE = 2        -- Q6: calm, degraded, recovering or overloaded, 0 to 3; set by the controller
 local LENT_UNTIL = 3   -- Q11: us, when quality, state, shares and rates end; 0: none is in force, whatever stands there
-local RESPONSE_MS = 4  -- Q13: how long answers take at present, 0: not known; set by the controller
+local RESPONSE_MS = 4  -- Q13: median response time while overloaded, 0: not known or not overloaded; set by the controller
 local SHED_SHARE = 5   -- Q4: share of a class's requests that is refused, 0 to 1; set by the controller
 local SHED_RATE = 9    -- S3: requests a second of a class, 0: not limited; set by the controller
 local SHED_TOKENS = 13 -- requests that a class may send at once; come at its rate, a second's worth at most
@@ -86,8 +86,10 @@ local LATE = 37        -- those of them that took longer than the target of thei
 local SECONDS = 41     -- how long all of them took together
 local SLACK_MIN = 42   -- ms, least of expected - actual since the bucket was last listed as touched
 local SLACK_BEFORE = 43  -- ms, the same between the last two listings
-local SHEDDING_FIELDS = '<ddddddddddddddddddddddddddddddddddddddddddd'
-local SHEDDING_SIZE, SHEDDING_COUNT = 344, 43
+local AHEAD = 44       -- Q13, S11: requests of a class refused so that others are spared, plus 1; 0: no other was refused yet
+local MEDIAN_MS = 48   -- Q13: about how long half of the answers take that did not fail; 0: not known
+local SHEDDING_FIELDS = '<dddddddddddddddddddddddddddddddddddddddddddddddd'
+local SHEDDING_SIZE, SHEDDING_COUNT = 384, 48
 local SHEDDING_BEFORE_SIZE = 224  -- as it was in older records
 local OVERLOADED = 3
 local LENT_FOR_US, LENT_FOR_MAX_US = 10000000, 60000000
@@ -202,6 +204,7 @@ local function no_shedding(params, share)
     for class = 0, CLASSES - 1 do shedding[SHED_LIMIT + class] = limit end
   end
   shedding[SLACK_MIN], shedding[SLACK_BEFORE] = math.huge, math.huge
+  for i = AHEAD, MEDIAN_MS do shedding[i] = 0 end
   return shedding
 end
 
@@ -236,6 +239,9 @@ local function is_sound(shedding)
   local lent_until, a, b, c, d = shedding[LENT_UNTIL], shedding[17], shedding[18], shedding[19], shedding[20]  -- SHED_LIMIT
   if not (lent_until >= 0 and lent_until <= RATE_MAX and a >= 0 and a <= RATE_MAX and b >= 0 and b <= RATE_MAX
     and c >= 0 and c <= RATE_MAX and d >= 0 and d <= RATE_MAX) then return false end
+  a, b, c, d = shedding[44], shedding[45], shedding[46], shedding[47]  -- AHEAD
+  if not (a >= 0 and a <= RATE_MAX and b >= 0 and b <= RATE_MAX and c >= 0 and c <= RATE_MAX and d >= 0
+    and d <= RATE_MAX) then return false end
   if lent_until == 0 then return true end
   local state, response_ms = shedding[STATE], shedding[RESPONSE_MS]
   if not (shedding[QUALITY] >= 0 and shedding[QUALITY] <= 1 and (state == 0 or state == 1 or state == 2 or state == 3)
@@ -324,6 +330,7 @@ local function unpack_rest(record, raw, size, at)
         shedding[TIMED + class], shedding[ASKED + class] = old[19 + class], old[15 + class] + old[19 + class]
       end
       shedding[SLACK_MIN], shedding[SLACK_BEFORE] = old[27], old[28]
+      for i = AHEAD, MEDIAN_MS do shedding[i] = 0 end
       record[SHEDDING], at = shedding, at + SHEDDING_BEFORE_SIZE
     else
       record[SHEDDING], at = { unpack_struct(SHEDDING_FIELDS, raw, at) }, at + SHEDDING_SIZE
@@ -445,13 +452,18 @@ local function unpack_records(raws, before, count)
   return records
 end
 
+local function end_lent(shedding)
+  shedding[QUALITY] = 1
+  for i = STATE, SHED_TOKENS + CLASSES - 1 do shedding[i] = 0 end
+  for i = AHEAD, AHEAD + CLASSES - 1 do shedding[i] = 0 end
+end
+
 -- S3: a class that is limited may gather a second's worth of requests, and one at least. Q11: what was lent ends when its
 -- time is over, and where a clock that went back would make that longer. Without a throttle there is nothing to do.
 local function refill_classes(shedding, elapsed_us, now_us)
   local until_us = shedding[LENT_UNTIL]
   if not (now_us < until_us and until_us <= now_us + LENT_FOR_MAX_US) then
-    shedding[QUALITY] = 1
-    for i = STATE, SHED_TOKENS + CLASSES - 1 do shedding[i] = 0 end
+    end_lent(shedding)
     return
   end
   if not (elapsed_us > 0) then return end

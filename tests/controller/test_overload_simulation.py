@@ -67,18 +67,20 @@ def seen(law: str, mix: str, times: float, seed: int) -> Seen:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mix", ["alike", "low"])
-def test_q7_the_ideal_mode_holds_the_backend_near_what_it_can_do(mix: str) -> None:
-    """Twice the load; the judge has ten times."""
-    found = seen("ideal", mix, 2, 1)
-    assert found.admitted_rate(SETTLED_S, SECONDS) == pytest.approx(CAPACITY, rel=0.12)
-    assert found.wobble(SETTLED_S, SECONDS) < 0.2
+@pytest.mark.parametrize(("mix", "times"), [("alike", 2), ("low", 10), ("mixed", 10)])
+def test_q7_the_ideal_mode_holds_the_backend_near_what_it_can_do(mix: str, times: float) -> None:
+    """Q9: all expect 200 ms, and answers take longer in the overload; shares are drawn right nevertheless (Q13)."""
+    found = seen("ideal", mix, times, 1)
+    assert found.admitted_rate(SETTLED_S, SECONDS) == pytest.approx(CAPACITY, rel=0.1)
+    assert found.wobble(SETTLED_S, SECONDS) < 0.15
 
 
 @pytest.mark.slow
-def test_q7_the_damped_mode_brings_it_under_and_serves_most_of_it() -> None:
-    found, naive = seen("damped", "alike", 2, 1), seen("on-off", "alike", 2, 1)
-    assert 0.7 * CAPACITY <= found.admitted_rate(SETTLED_S, SECONDS) <= 1.1 * CAPACITY
+@pytest.mark.parametrize("times", [2, 10])
+def test_q7_the_damped_mode_brings_it_under_and_serves_most_of_it(times: float) -> None:
+    """Q10"""
+    found, naive = seen("damped", "alike", times, 1), seen("on-off", "alike", times, 1)
+    assert 0.75 * CAPACITY <= found.admitted_rate(SETTLED_S, SECONDS) <= 1.1 * CAPACITY
     assert found.missed(SETTLED_S, SECONDS - 5) * 2 < naive.missed(SETTLED_S, SECONDS - 5)
 
 
@@ -105,7 +107,7 @@ def test_q4_the_victims_are_the_low_priorities(law: str) -> None:
     found = seen(law, "mixed", 2, 1)
     refused = [found.refused_share(SETTLED_S, SECONDS, number) for number in range(4)]
     assert refused == sorted(refused)
-    assert refused[0] < 0.05
+    assert refused[0] == 0
     assert refused[-1] > 0.5
 
 

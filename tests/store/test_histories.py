@@ -213,7 +213,7 @@ lots = st.builds(
     Lot,
     class_numbers,
     st.one_of(st.sampled_from([0.0, 0.25]), st.floats(0, 1, exclude_max=True)),
-    st.sampled_from([math.nan, math.nan, 0.0, 30.0, 5000.0]),
+    st.sampled_from([math.nan, math.nan, 0.0, 30.0, 5000.0, -math.inf]),
 )
 
 

@@ -1,5 +1,6 @@
 """W18, S9: how many reservations of a bucket are open, in the model and in the scripts."""
 
+import random
 import struct
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from limiter.model.bucket.bucket import Flags, Params
 from limiter.model.bucket.in_flight import InFlightTerms, Slots
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Idempotency, Lot, Settle, Verdict
 from limiter.model.control.stewardship import Steer
-from limiter.model.overload.shedding import CLASS_NUMBERS, OverloadTerms, Shedding, ShedOrder, State
+from limiter.model.overload.shedding import CLASS_NUMBERS, OverloadTerms, Shedding, ShedOrder, State, turns_away
 from limiter.model.policy.limit import divided
 from limiter.store import keys, layout
 from tests.support.operations import (
@@ -317,25 +318,110 @@ def test_q11_a_clock_that_goes_back_lends_nothing_for_longer(ledger: Decides) ->
     assert ask_in(ledger, CRITICAL).granted
 
 
-def test_q13_who_expects_less_than_answers_take_is_refused_first(ledger: Decides) -> None:
-    order(ledger, ShedOrder(response_ms=300.0, refused_shares=(0.0, 0.2, 0.4, 0.4)))
-    assert ask_in(ledger, CRITICAL, draw=0.3, expected_ms=300.0).granted
-    assert not ask_in(ledger, CRITICAL, draw=0.3, expected_ms=299.0).granted
-    assert ask_in(ledger, SHEDDABLE, draw=0.5, expected_ms=300.0).granted
-    assert not ask_in(ledger, SHEDDABLE, draw=0.5, expected_ms=299.0).granted, "by twice the share of the lowest"
-    assert ask_in(ledger, CRITICAL, draw=0.3).granted, "which expects nothing"
+HASTY_MS, PATIENT_MS = 299.0, 300.0
+"""Below and at the response time of THROTTLE."""
+THROTTLE = ShedOrder(response_ms=300.0, refused_shares=(0.0, 0.2, 0.4, 0.8))
+
+
+def test_q13_who_expects_less_than_answers_take_is_refused_in_place_of_others(ledger: Decides) -> None:
+    order(ledger, THROTTLE)
+    assert ask_in(ledger, CRITICAL, draw=0.3, expected_ms=HASTY_MS).granted, "nobody else was refused yet"
+    assert not ask_in(ledger, CRITICAL, draw=0.1, expected_ms=PATIENT_MS).granted
+    assert not ask_in(ledger, CRITICAL, draw=0.3, expected_ms=HASTY_MS).granted, "in place of the next"
+    assert ask_in(ledger, CRITICAL, draw=0.1, expected_ms=PATIENT_MS).granted, "which is spared"
+    assert not ask_in(ledger, CRITICAL, draw=0.1).granted, "nor does who expects nothing yield, but none is spared now"
+    ahead = [ask_in(ledger, CRITICAL, draw=0.3, expected_ms=HASTY_MS).granted for _ in range(30)]
+    assert ahead == [False] * 10 + [True] * 20
+    assert ask_in(ledger, SHEDDABLE_PLUS, draw=0.5, expected_ms=HASTY_MS).granted, "classes yield to their own"
+
+
+@pytest.mark.parametrize("expected_ms", [HASTY_MS, PATIENT_MS])
+def test_q13_where_all_expect_the_same_nothing_changes(ledger: Decides, expected_ms: float) -> None:
+    order(ledger, THROTTLE)
+    for number, share in enumerate(THROTTLE.refused_shares):
+        for draw in (share / 2, share, (share + 1) / 2):
+            granted = [ask_in(ledger, number, draw=draw, expected_ms=expected_ms).granted for _ in range(5)]
+            assert granted == [draw >= share] * 5
+
+
+def test_q4_q13_rank_0_is_never_refused_whatever_it_expects(ledger: Decides) -> None:
+    order(ledger, THROTTLE)
+    for draw in (0.0, 0.1, 0.9):
+        assert all(ask_in(ledger, PLUS, draw=draw, expected_ms=ms).granted for ms in (PATIENT_MS, HASTY_MS, 0.0))
+
+
+@pytest.mark.parametrize(("hasty", "share"), [(0.1, 0.2), (0.5, 0.2), (0.5, 0.8), (0.02, 0.4)])
+def test_q13_the_share_is_right_and_the_hasty_bear_most_of_it(hasty: float, share: float) -> None:
+    """The model alone; the scripts agree with it."""
+    chance, count = random.Random(7), 20_000
+    known = Shedding(lent_until_us=1.0, response_ms=300.0, refused_shares=[0.0, share, 0.0, 0.0])
+    refused = {True: 0, False: 0}
+    for _ in range(count):
+        is_hasty, draw = chance.random() < hasty, chance.random()
+        turn = turns_away(
+            known, CRITICAL, draw, in_flight=0, expected_ms=HASTY_MS if is_hasty else PATIENT_MS, over_committed=False
+        )
+        known.ahead[CRITICAL] = turn.ahead
+        refused[is_hasty] += turn.is_refused
+    assert sum(refused.values()) / count == pytest.approx(share, abs=0.01)
+    least = max(0.0, (share - hasty) / (1 - hasty))
+    assert refused[False] / count / (1 - hasty) == pytest.approx(least, abs=0.02)
+
+
+def test_s13_the_draw_of_a_session_is_not_exchanged(ledger: Decides) -> None:
+    order(ledger, THROTTLE)
+    ask_in(ledger, CRITICAL, draw=0.1, expected_ms=PATIENT_MS)
+    ask_in(ledger, CRITICAL, draw=0.3, expected_ms=HASTY_MS)
+    session = float("-inf")
+    assert [ask_in(ledger, CRITICAL, draw=0.1, expected_ms=session).granted for _ in range(3)] == [False] * 3
+    assert [ask_in(ledger, CRITICAL, draw=0.3, expected_ms=session).granted for _ in range(3)] == [True] * 3
+
+
+def test_q13_at_a_limit_the_hasty_leave_the_last_places_to_those_that_were_refused(ledger: Decides) -> None:
+    order(ledger, ShedOrder(response_ms=300.0, limits=(0.0, 10.0, 0.0, 0.0)))
+    assert all(ask_in(ledger, CRITICAL, expected_ms=HASTY_MS).granted for _ in range(10)), "nobody else was refused yet"
+    assert not ask_in(ledger, CRITICAL, expected_ms=PATIENT_MS).granted
+    order(ledger, ShedOrder(response_ms=300.0, limits=(0.0, 12.0, 0.0, 0.0)))  # whose request stays in flight, too
+    ahead = [ask_in(ledger, CRITICAL, expected_ms=HASTY_MS).granted for _ in range(11)]
+    assert ahead == [False] * 10 + [True], "ten for each that was refused"
 
 
 def test_s11_the_customer_above_its_committed_rate_is_refused_before_others_of_its_class(ledger: Decides) -> None:
     order(ledger, ShedOrder(refused_shares=(0.0, 0.2, 0.4, 0.4)))
     customer = work_terms(rate=1, capacity=10)
 
-    def from_customer(name: str) -> bool:
+    def from_customer(name: str, draw: float = 0.3) -> bool:
         wants = (*request(SHEDS).wants, *ask(customer, bucket=name, charge=3.0).wants)
-        return acquire(ledger, Acquire(wants, lot=Lot(CRITICAL, 0.3), ttl_us=MINUTE_US)).granted
+        return acquire(ledger, Acquire(wants, lot=Lot(CRITICAL, draw), ttl_us=MINUTE_US)).granted
 
-    assert [from_customer("customers:a") for _ in range(3)] == [True, True, False], "4 of 10 units are left"
-    assert from_customer("customers:b")
+    assert [from_customer("customers:a") for _ in range(3)] == [True, True, True], "4 of 10 units are left"
+    assert not from_customer("customers:b", 0.1)
+    assert not from_customer("customers:a")
+    assert from_customer("customers:b", 0.1), "spared"
+
+
+def test_q13_nobody_is_spared_where_another_bucket_refuses(ledger: Decides) -> None:
+    order(ledger, THROTTLE)
+    ask_in(ledger, CRITICAL, draw=0.1, expected_ms=PATIENT_MS)
+    ask_in(ledger, CRITICAL, draw=0.3, expected_ms=HASTY_MS)
+    before = shedding_of(ledger).ahead[CRITICAL]
+    empty = ask(work_terms(rate=1, capacity=10), bucket="customers:a", charge=1.0, minimum=11.0)
+    both = Acquire((*request(SHEDS).wants, *empty.wants), lot=Lot(CRITICAL, 0.1, PATIENT_MS), ttl_us=MINUTE_US)
+    assert not acquire(ledger, both).granted
+    assert (before, shedding_of(ledger).ahead[CRITICAL]) == (2, 2)
+
+
+def test_q13_the_record_follows_the_median_of_answers_that_did_not_fail(ledger: Decides) -> None:
+    chance = random.Random(3)
+    for i in range(300):
+        operation = request(SHEDS).but(lot=Lot(CRITICAL, 0.5))
+        made = reserved(operation, acquire(ledger, operation), name=f"r{i}")
+        (charge,) = made.charges
+        failed = i % 5 == 0
+        latency_ms = 1.0 if failed else chance.choice([100.0, 200.0, 5000.0])
+        charges = (charge.but(expected_ms=float("-inf")) if failed else charge,)
+        settle(ledger, done(made, 2.0).but(class_number=CRITICAL, latency_ms=latency_ms, charges=charges))
+    assert shedding_of(ledger).median_ms == pytest.approx(200, rel=0.25)
 
 
 def test_q8_s9_settles_count_what_was_late_and_how_long_all_took(ledger: Decides) -> None:
@@ -408,5 +494,5 @@ def test_a_record_with_the_older_form_of_overload_control_is_read_and_written_an
     assert (read.refused, read.timed, read.asked) == ([1, 2, 3, 4], [5, 6, 7, 8], [6, 8, 10, 12])
     refused = acquire(store, ask(given).but(lot=Lot(SHEDDABLE, 0.39)), START_US + S_US)
     assert refused.buckets[0].verdict is Verdict.TURNED_AWAY
-    assert len(store.client.get(key)) == 179 + 344 + (4 * 728 if Flags.HISTOGRAM in flags else 0)
+    assert len(store.client.get(key)) == 179 + 384 + (4 * 728 if Flags.HISTOGRAM in flags else 0)
     assert acquire(store, ask(given).but(lot=Lot(SHEDDABLE, 0.39)), START_US + 11 * S_US).granted

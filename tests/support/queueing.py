@@ -199,9 +199,10 @@ class Bucket:
         number, slots = CLASS_NUMBERS[criticality], self.record.slots
         assert slots is not None
         assert self.terms.in_flight is not None
-        refused = shedding.turns_away(
+        refused, ahead = shedding.turns_away(
             self.known, number, draw, in_flight=slots.count, expected_ms=expected_ms, over_committed=False
         )
+        self.known.ahead[number] = ahead
         shedding.ask(self.known, number, 1.0, refused=refused)
         if not refused:
             shedding.take(self.known, number, 1.0)

@@ -56,6 +56,7 @@ from limiter.model.bucket.operations import (
 )
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus, gives_share, steer_bucket
 from limiter.model.overload import shedding
+from limiter.model.overload.shedding import Turn
 
 
 @dataclass(slots=True)
@@ -258,8 +259,9 @@ class Ledger:
         charges = [_charge(want, record) for want, record in zip(operation.wants, records, strict=True)]
         minimums = [_minimum(want, record) for want, record in zip(operation.wants, records, strict=True)]
         verdicts = judge(operation, records, minimums, charges, now_us)
+        turns: list[Turn | None] = []
         if operation.lot is not None:
-            shed(operation, operation.lot, records, verdicts)
+            turns = shed(operation, operation.lot, records, verdicts)
         granted = not any(
             verdict >= Verdict.BLOCKED and not want.params.is_shadow
             for verdict, want in zip(verdicts, operation.wants, strict=True)
@@ -279,7 +281,7 @@ class Ledger:
                 self._touch(want.bucket, record)
                 commit_place(record, want.params, verdicts[i], charges[i], operation)
                 if operation.lot is not None:
-                    commit_class(record, verdicts[i], operation.lot, requests=operation.requests)
+                    commit_class(record, verdicts[i], operation.lot, requests=operation.requests, turn=turns[i])
         return AcquireAnswer(
             AcquireStatus.GRANTED if granted else AcquireStatus.REFUSED,
             now_us,
@@ -399,13 +401,14 @@ def blocked_us(record: Record, params: Params, now_us: int) -> float:
     return block.left_us(record.block, params.block, now_us)
 
 
-def shed(operation: Acquire, lot: Lot, records: Sequence[Record], verdicts: list[Verdict]) -> None:
+def shed(operation: Acquire, lot: Lot, records: Sequence[Record], verdicts: list[Verdict]) -> list[Turn | None]:
     """Give overload control the last word, so that the share it refuses is that of all requests (Q4, S3, S9)."""
+    turns: list[Turn | None] = [None] * len(records)
     over = [_is_over_committed(want, record) for want, record in zip(operation.wants, records, strict=True)]
     for i, record in enumerate(records):
         if record.shedding is None or verdicts[i] is Verdict.DENIED:
             continue
-        if shedding.turns_away(
+        turn = turns[i] = shedding.turns_away(
             record.shedding,
             lot.class_number,
             lot.draw,
@@ -413,8 +416,11 @@ def shed(operation: Acquire, lot: Lot, records: Sequence[Record], verdicts: list
             free=free_part(record),
             expected_ms=lot.expected_ms,
             over_committed=sum(over) > over[i],
-        ):
+            requests=operation.requests,
+        )
+        if turn.is_refused:
             verdicts[i] = Verdict.TURNED_AWAY
+    return turns
 
 
 def _is_over_committed(want: Want, record: Record) -> bool:
@@ -437,10 +443,15 @@ def commit_place(record: Record, params: Params, verdict: Verdict, taken: float,
         slots.refused += operation.requests
 
 
-def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float) -> None:
-    """Count who asked and who was turned away, and debit the class of who was let in."""
+def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float, turn: Turn | None = None) -> None:
+    """Count who asked and who was turned away, and debit the class of who was let in.
+
+    Nobody was spared if another bucket has refused the request.
+    """
     if record.shedding is None or verdict is Verdict.DENIED:
         return
+    if turn is not None and verdict in (Verdict.TURNED_AWAY, Verdict.DEBITED):
+        record.shedding.ahead[lot.class_number] = turn.ahead
     shedding.ask(record.shedding, lot.class_number, requests, refused=verdict is Verdict.TURNED_AWAY)
     if verdict is Verdict.DEBITED:
         shedding.take(record.shedding, lot.class_number, requests)

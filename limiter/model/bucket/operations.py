@@ -118,7 +118,7 @@ class Lot(_Value, frozen=True, gc=False):
     draw: float
     """In [0, 1)."""
     expected_ms: float = math.nan
-    """How soon the request expects its answer; NaN where nobody says (Q13)."""
+    """How soon the request expects its answer; NaN where nobody says, −inf where a session has drawn (Q13, S13)."""
 
 
 class Acquire(_Value, frozen=True, gc=False):

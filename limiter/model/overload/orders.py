@@ -37,6 +37,8 @@ REFUSED_MUCH = 0.5
 """Refused share of a class from which on its bucket is overloaded, however fast others are answered."""
 LIMIT_MOVE, LIMIT_DRIFT = 0.02, 0.2
 """Relative: a smaller move of a limit is not written. The second applies while the limit is far from refusing."""
+RESPONSE_MOVE = 0.1
+"""Relative: a smaller move of the median response time is not written."""
 FAR = 0.5
 """Requests in flight, as a part of the limit, below which the limit is far from refusing."""
 
@@ -49,7 +51,7 @@ def order_of(state: OverloadState, known: Shedding, params: OverloadParams, now_
         _quality(state, params),
         fares,
         LENT_FOR_US,
-        _response_ms(state, params) if fares is State.OVERLOADED else 0.0,
+        _response_ms(known, params) if fares is State.OVERLOADED else 0.0,
         shares,
         _rates(state, params),
         _limits(state, params, now_us),
@@ -70,7 +72,7 @@ def _is_same(order: ShedOrder, known: Shedding, reading: Reading | None, *, is_l
     if is_lent:
         present = (known.quality, known.state, tuple(known.refused_shares), tuple(known.rates))
         is_same = present == (order.quality, float(order.state), order.refused_shares, order.rates)
-        is_same = is_same and _is_near(known.response_ms, order.response_ms, 0.1)
+        is_same = is_same and _is_near(known.response_ms, order.response_ms, RESPONSE_MOVE)
     else:
         is_same = not _is_in_force(order)
     if not is_same or not any(order.limits):
@@ -147,16 +149,10 @@ def _rates(state: OverloadState, params: OverloadParams) -> FourFloats:
     return a, b, c, d
 
 
-def _response_ms(state: OverloadState, params: OverloadParams) -> float:
-    """Return the present response time; 0 if unknown (Q13)."""
-    if state.limit is not None and params.limit is not None:
-        return state.limit.response_s * 1000
-    missing = state.expectations
-    if missing is None or params.expectations is None or params.is_published:
-        return 0.0
-    if missing.limit is not None:
-        return missing.limit.response_s * 1000
-    return expectations.mean_s(missing.intervals[-1:], params.expectations) * 1000
+def _response_ms(known: Shedding, params: OverloadParams) -> float:
+    """Return the median response time; 0 where only published rules apply (Q13)."""
+    is_ours = params.limit is not None or (params.expectations is not None and not params.is_published)
+    return known.median_ms if is_ours else 0.0
 
 
 def _state(state: OverloadState, known: Shedding, params: OverloadParams, shares: FourFloats) -> State:

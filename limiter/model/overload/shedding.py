@@ -4,9 +4,12 @@
                   or draw < refused share of the class      Q4, G5: the draw in [0, 1) is the node's
                   or the class is limited and has no token  S3: tokens = min(max(1, rate), tokens + elapsed · rate)
 
-    yields first  a request whose customer is above its committed rate (S11), or that expects its answer sooner than
-                  answers come (Q13): judged as one class lower; in the lowest class by twice the share and nine
-                  tenths of the limit
+    yields        a request whose customer is above its committed rate (S11), or that expects its answer sooner than
+                  half of the answers come (Q13): it takes the refusals of others of its class. Once one of the others
+                  was refused, one that yields is refused although its draw admits it, and one of the others is spared
+                  although its draw refuses it; at most AHEAD_MAX are refused ahead. So the refused share is right
+                  whoever asks, and nothing changes where all yield or none does. A limit spares nobody: those that
+                  yield are refused from nine tenths of it on, AHEAD_MAX for each of the others that was refused
 
     lent          quality, state, shares and rates hold until `lent_until_us`; without a controller they end (Q11).
                   Limits stay.
@@ -44,15 +47,19 @@ RECENT_MIN = 10.0
 OVERLOADED_SHARE = 0.2
 """Refused share of a class from which on its refusals report an overload, even if the controller does not (S8)."""
 
-LOWEST_SHARE, LOWEST_LIMIT = 2.0, 0.9
-"""Factors of the lowest class's share and limit for its requests that yield first."""
+AHEAD_MAX = 10.0
+"""Most requests of a class that are refused ahead of others, and those that one refused at its limit is worth."""
+
+YIELD_LIMIT = 0.9
+"""Part of the limit from which on requests that yield are refused."""
+
+MEDIAN_STEP = 1.05
+"""Factor by which one answer moves the median response time."""
 
 FourFloats = tuple[float, float, float, float]
 """A number for each class."""
 
 NO_CLASS: FourFloats = (0.0, 0.0, 0.0, 0.0)
-
-_LOWEST = len(CLASSES) - 1
 
 
 class State(IntEnum):
@@ -101,7 +108,7 @@ class Shedding:
     lent_until_us: float = 0.0
     """Time at which quality, state, shares and rates end; 0: none is in force, whatever their values (Q11)."""
     response_ms: float = 0.0
-    """Present response time; 0: unknown (Q13)."""
+    """Median response time while the bucket is overloaded; 0: unknown, or it is not (Q13)."""
     refused_shares: list[float] = field(default_factory=_zeros)
     """The share of each class's requests that is to be refused (Q4)."""
     rates: list[float] = field(default_factory=_zeros)
@@ -126,6 +133,11 @@ class Shedding:
     """Minimum of expected − actual since the bucket was last listed as touched (Q5)."""
     slack_before_ms: float = math.inf
     """The same between the last two listings, so that a read just after a listing finds both."""
+    ahead: list[float] = field(default_factory=_zeros)
+    """Requests of each class that were refused so that others are spared, plus 1; 0: none of the others was refused yet
+    (Q13, S11)."""
+    median_ms: float = 0.0
+    """Median response time of the answers that did not fail, about; 0: unknown (Q13)."""
 
     def copy(self) -> Shedding:
         """Return an independent copy."""
@@ -176,6 +188,14 @@ def lapse(shedding: Shedding, now_us: int) -> None:
 def _end(shedding: Shedding) -> None:
     shedding.quality, shedding.state, shedding.lent_until_us, shedding.response_ms = QUALITY_FULL, 0.0, 0.0, 0.0
     shedding.refused_shares, shedding.rates, shedding.tokens = _zeros(), _zeros(), _zeros()
+    shedding.ahead = _zeros()
+
+
+class Turn(NamedTuple):
+    """The decision on one request, and its class's `ahead` once it is in force."""
+
+    is_refused: bool
+    ahead: float
 
 
 def turns_away(
@@ -187,22 +207,41 @@ def turns_away(
     expected_ms: float,
     over_committed: bool,
     free: float = 1.0,
-) -> bool:
-    """Return True if a request is turned away. `free` is the part of the limit that is not lent (B8)."""
-    share_by = limit_by = 1.0
-    if over_committed or (shedding.lent_until_us > 0 and expected_ms < shedding.response_ms):
-        if number < _LOWEST:
-            number += 1
-        else:
-            share_by, limit_by = LOWEST_SHARE, LOWEST_LIMIT
-    limit = shedding.limits[number]
-    if limit > 0 and in_flight >= limit * limit_by * free:
-        return True
-    if shedding.lent_until_us == 0:
-        return False
-    if draw < shedding.refused_shares[number] * share_by:
-        return True
-    return shedding.rates[number] != 0 and shedding.tokens[number] < 1
+    requests: float = 1.0,
+) -> Turn:
+    """Decide if a request is turned away. `free` is the part of the limit that is not lent (B8).
+
+    An expectation of −inf means that the draw is that of a session: it is not exchanged (S13).
+    """
+    is_lent, ahead = shedding.lent_until_us > 0, shedding.ahead[number]
+    is_exchanged = expected_ms != -math.inf
+    yields = over_committed or (is_lent and is_exchanged and expected_ms < shedding.response_ms)
+    limit = shedding.limits[number] * free
+    if limit > 0:
+        if in_flight >= limit:
+            return Turn(True, ahead if yields else _fewer_ahead(ahead, requests))
+        if yields and 1 <= ahead < 1 + AHEAD_MAX and in_flight >= limit * YIELD_LIMIT:
+            return Turn(True, ahead + requests)
+    if not is_lent:
+        return Turn(False, ahead)
+    share, rate = shedding.refused_shares[number], shedding.rates[number]
+    is_drawn = draw < share
+    is_spared = is_drawn and is_exchanged and not yields and ahead >= 1 + requests
+    if is_drawn and not is_spared:
+        return Turn(True, ahead if yields or ahead > 1 else 1.0)
+    if rate != 0 and shedding.tokens[number] < 1:
+        return Turn(True, ahead if yields else _fewer_ahead(ahead, requests))
+    if is_spared:
+        return Turn(False, ahead - requests)
+    if yields and is_exchanged and 1 <= ahead < 1 + AHEAD_MAX and (share > 0 or rate != 0):
+        return Turn(True, ahead + requests)
+    return Turn(False, ahead)
+
+
+def _fewer_ahead(ahead: float, requests: float) -> float:
+    """Return `ahead` after one that does not yield was refused at a limit."""
+    fewer = ahead - AHEAD_MAX * requests
+    return fewer if fewer > 1 else 1.0
 
 
 def ask(shedding: Shedding, number: int, requests: float, *, refused: bool) -> None:
@@ -251,6 +290,17 @@ def count(shedding: Shedding, number: int, *, latency_ms: float, expected_ms: fl
     slack_ms = expected_ms - latency_ms
     if slack_ms < shedding.slack_min_ms and not failed:
         shedding.slack_min_ms = slack_ms
+    if not failed:
+        shedding.median_ms = _median_ms(shedding.median_ms, latency_ms)
+
+
+def _median_ms(known_ms: float, latency_ms: float) -> float:
+    """Return the median after one answer: a step towards it."""
+    if not known_ms > 0:
+        return latency_ms
+    if latency_ms > known_ms:
+        return known_ms * MEDIAN_STEP
+    return known_ms / MEDIAN_STEP if latency_ms < known_ms else known_ms
 
 
 def obey(shedding: Shedding, order: ShedOrder, *, rate_max: float, now_us: int) -> None:
@@ -292,6 +342,8 @@ def _set_rate(shedding: Shedding, number: int, rate: float) -> None:
 def is_sound(shedding: Shedding, *, rate_max: float) -> bool:
     """Return True if all values in force are valid. Written so that NaN fails as well."""
     if not (0 <= shedding.lent_until_us <= rate_max and all(0 <= limit <= rate_max for limit in shedding.limits)):
+        return False
+    if not all(0 <= ahead <= rate_max for ahead in shedding.ahead):
         return False
     return shedding.lent_until_us == 0 or (
         0 <= shedding.quality <= 1
