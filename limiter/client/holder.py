@@ -205,6 +205,11 @@ class Grant:
             self._is_settled = True
             self._lease.settle(self, self.charged if work is None else work)
 
+    def progress(self, work: float) -> None:
+        """Debit what was done so far beyond the charge; the settle corrects the rest."""
+        if not self._is_settled:
+            self._lease.progress(self, work)
+
     @property
     def entered_ns(self) -> int:
         """When it was granted."""
@@ -422,10 +427,19 @@ class Lease:
             self._settle(grant, work)
 
     def _settle(self, grant: Grant, work: float) -> None:
-        more = work - grant.charged
         self.settles += 1.0
         self.settled += work
         self.squared += work * work
+        self._debit(work - grant.charged)
+
+    def progress(self, grant: Grant, work: float) -> None:
+        """Debit the work so far of a grant that is still open, as far as it is beyond what was debited."""
+        with self._holds:
+            if work > grant.charged:
+                self._debit(work - grant.charged)
+                grant.charged = work
+
+    def _debit(self, more: float) -> None:
         if more:
             for one in self.slices:
                 if not one.counts_requests:

@@ -1,0 +1,383 @@
+"""What goes to the service: acquires at once, settles soon, both in batches.
+
+An acquire goes out at once if no call is in flight. Otherwise it waits, with all others that arrive meanwhile, until a
+call comes back, or until the one in flight has taken `BESIDE_S`: then another call goes out beside it, so that one
+slow answer does not hold up everybody. Settles ride along with acquires, and go by themselves once the oldest has
+waited `LINGER_S`.
+
+A settle is sent again until it is answered, however long that takes; the service recognises a repeat. Progress of a
+reservation that has not been sent yet is replaced by what comes after it, so a reservation waits at most once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from limiter.client.node_pool import NoAnswer, NodePool
+
+BATCH_MAX = 256
+"""Operations of one call: a node begins about as many without a pause."""
+BATCH_BYTES = 400_000
+"""Bytes of one call: a node takes a megabyte unless it is set to take less."""
+SETTLE_BYTES = 200
+"""Bytes of a settle beside its reservation."""
+CALLS_MAX = 8
+BESIDE_S = 0.005
+LINGER_S = 0.1
+SETTLE_PATIENCE_S = 5.0
+PROGRESS_EVERY_S = 0.1
+"""Progress that comes faster is put together: the service hears the latest sum."""
+RENEW_AT = 0.5
+"""The part of its time to live after which an open reservation is renewed."""
+SWEEP_S = 0.25
+AGAIN_FIRST_S = 0.05
+AGAIN_MAX_S = 2.0
+NOT_DECIDED = 500
+"""From this status on, nothing was decided: a settle is sent again."""
+
+log = logging.getLogger("headgate")
+encode = msgspec.json.Encoder().encode
+
+Answer = tuple[int, Mapping[str, Any]]
+
+
+class Acquire:
+    """One acquire on its way."""
+
+    __slots__ = ("body", "by_s", "future", "raw")
+
+    def __init__(self, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+        self.body = body
+        self.raw = encode({"op": "acquire", **body})
+        self.by_s = by_s
+        self.future = future
+
+
+class Settlement:
+    """What a reservation's work has come to: the last word on it, sent until it is answered."""
+
+    __slots__ = ("__weakref__", "final", "is_waiting", "latency_ms", "outcome", "reservation", "sent", "sent_s",
+                 "sent_work", "stop", "ttl_s", "work")  # fmt: skip
+
+    def __init__(self, reservation: str, ttl_s: float = 60.0) -> None:
+        self.reservation = reservation
+        self.work = 0.0
+        self.final = False
+        self.latency_ms: float | None = None
+        self.outcome = "ok"
+        self.ttl_s = ttl_s
+        self.sent_s = time.monotonic()
+        """When the service last heard of it."""
+        self.sent_work = 0.0
+        self.stop = False
+        """The service asks the work to stop: the debt has passed a bound."""
+        self.is_waiting = False
+        self.sent: bool | None = None
+        """Whether the copy that is under way is final; None if none is."""
+
+    def raw(self) -> bytes:
+        """Return it as one operation of a batch."""
+        body: dict[str, Any] = {"op": "settle", "reservation": self.reservation, "work": self.work}
+        if not self.final:
+            body["final"] = False
+        if self.latency_ms is not None:
+            body["latency_ms"] = self.latency_ms
+        if self.outcome != "ok":
+            body["outcome"] = self.outcome
+        return encode(body)
+
+
+class Calls:
+    """The batches of one loop."""
+
+    def __init__(self, pool: NodePool, *, settles_max: int, is_repeatable: bool) -> None:
+        self._pool = pool
+        self._is_repeatable = is_repeatable
+        self._settles_max = settles_max
+        self._acquires: deque[Acquire] = deque()
+        self._settles: deque[Settlement] = deque()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._last_sent_s = 0.0
+        self._start_soon: asyncio.Handle | None = None
+        self._start_later: asyncio.TimerHandle | None = None
+        self._open: weakref.WeakSet[Settlement] = weakref.WeakSet()
+        self._sweep_later: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._again_s = 0.0
+        self._pause_s = AGAIN_FIRST_S
+        self._unsettled = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._is_urgent = False
+        self.batches = 0
+        self.acquires = 0
+        self.settles = 0
+        self.settles_repeated = 0
+        self.settles_refused = 0
+        """Settles that the service will never take: the reservation is unknown, or the key may not settle."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether as many settles as are kept wait for their answers; then nothing new may begin."""
+        return self._unsettled >= self._settles_max
+
+    @property
+    def unsettled(self) -> int:
+        """Settles that have not been answered yet."""
+        return self._unsettled
+
+    # What is open.
+
+    def keep(self, settlement: Settlement) -> None:
+        """Renew a reservation until it is settled, or its grant is gone."""
+        self._open.add(settlement)
+        if self._sweep_later is None:
+            self._sweep_later = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def progress(self, settlement: Settlement) -> None:
+        """Report progress, unless the service has just heard of it; the next sweep does not forget it."""
+        if time.monotonic() - settlement.sent_s >= PROGRESS_EVERY_S:
+            self.report(settlement)
+
+    def _sweep(self) -> None:
+        self._sweep_later = None
+        now_s = time.monotonic()
+        for one in list(self._open):
+            if one.final:
+                self._open.discard(one)
+            elif one.work > one.sent_work or now_s - one.sent_s > one.ttl_s * RENEW_AT:
+                self.report(one)
+        if self._open:
+            self._sweep_later = self._loop.call_later(SWEEP_S, self._sweep)
+
+    # Asking.
+
+    def ask(self, body: dict[str, Any], by_s: float) -> asyncio.Future[Answer]:
+        """Send an acquire; cancel the future to give it up: what is granted then is given back."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._acquires.append(Acquire(body, by_s, future))
+        self._look()
+        return future
+
+    def report(self, settlement: Settlement) -> None:
+        """Send a settle or progress soon. A settlement that waits already goes out with its present values."""
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.report, settlement)
+            return
+        if settlement.is_waiting:
+            return
+        settlement.is_waiting = True
+        if settlement.sent is None:
+            self._unsettled += 1
+            self._empty.clear()
+        self._settles.append(settlement)
+        self._look()
+
+    async def flush(self, timeout_s: float) -> int:
+        """Send every settle that waits, at once; returns how many are still unanswered when the time is over."""
+        self._is_urgent = True
+        self._again_s = 0.0
+        try:
+            self._look()
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._is_urgent = False
+        return self._unsettled
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for handle in (self._start_soon, self._start_later, self._sweep_later):
+            if handle is not None:
+                handle.cancel()
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        for one in self._acquires:
+            one.future.cancel()
+
+    # Sending.
+
+    def _look(self) -> None:
+        """Start a call in this turn of the loop, or know when to look again."""
+        if self._start_soon is not None:
+            return
+        wait_s = self._wait_s(time.monotonic())
+        if wait_s is None:
+            return
+        loop = self._loop
+        if wait_s <= 0.0:
+            self._start_soon = loop.call_soon(self._start)
+        elif self._start_later is None or self._start_later.when() > loop.time() + wait_s:
+            if self._start_later is not None:
+                self._start_later.cancel()
+            self._start_later = loop.call_later(wait_s, self._awake)
+
+    def _wait_s(self, now_s: float) -> float | None:
+        """Return how long nothing has to go out; None: not before something changes."""
+        if len(self._under_way) >= CALLS_MAX:
+            return None
+        if self._acquires:
+            return self._last_sent_s + BESIDE_S - now_s if self._under_way else 0.0
+        if not self._settles:
+            return None
+        if now_s < self._again_s:
+            return self._again_s - now_s
+        if self._is_urgent or len(self._settles) >= BATCH_MAX:
+            return self._last_sent_s + BESIDE_S - now_s if self._under_way else 0.0
+        return (
+            LINGER_S / 2 if self._start_later is None else None
+        )  # so that none is older than LINGER_S when it is sent
+
+    def _awake(self) -> None:
+        self._start_later = None
+        self._start()
+
+    def _start(self) -> None:
+        self._start_soon = None
+        if len(self._under_way) >= CALLS_MAX:
+            return
+        now_s = time.monotonic()
+        acquires, settles = self._take(now_s)
+        if acquires or settles:
+            self._last_sent_s = now_s
+            task = self._loop.create_task(self._call(acquires, settles))
+            self._under_way.add(task)
+            task.add_done_callback(self._came_back)
+        self._look()
+
+    def _take(self, now_s: float) -> tuple[list[Acquire], list[Settlement]]:
+        """Take the next call's operations from the queues: acquires first, as far as count and bytes allow."""
+        acquires: list[Acquire] = []
+        settles: list[Settlement] = []
+        room = BATCH_BYTES
+        while self._acquires and room > 0 and len(acquires) < BATCH_MAX:
+            acquire = self._acquires.popleft()
+            if not acquire.future.done():
+                acquires.append(acquire)
+                room -= len(acquire.raw)
+        while self._settles and room > 0 and len(acquires) + len(settles) < BATCH_MAX and now_s >= self._again_s:
+            settlement = self._settles.popleft()
+            settlement.is_waiting, settlement.sent = False, settlement.final
+            settlement.sent_s, settlement.sent_work = now_s, settlement.work
+            settles.append(settlement)
+            room -= len(settlement.reservation) + SETTLE_BYTES
+        return acquires, settles
+
+    def _came_back(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a call to the service failed unexpectedly", exc_info=error)
+        if self._acquires or self._settles:
+            self._start() if self._acquires else self._look()
+
+    async def _call(self, acquires: list[Acquire], settles: list[Settlement]) -> None:
+        self.batches += 1
+        self.acquires += len(acquires)
+        self.settles += len(settles)
+        now_s = time.monotonic()
+        by_s = max((one.by_s for one in acquires), default=now_s + SETTLE_PATIENCE_S)
+        try:
+            results = await self._post(acquires, settles, by_s)
+        except NoAnswer as error:
+            self._fail(acquires, settles, error)
+            return
+        except BaseException:
+            self._fail(acquires, settles, NoAnswer(was_sent=True, why="the call was given up"))
+            raise
+        for acquire, (status, body) in zip(acquires, results, strict=False):
+            self._tell(acquire, status, body)
+        again = sum(
+            self._settled(one, status, body)
+            for one, (status, body) in zip(settles, results[len(acquires) :], strict=True)
+        )
+        if settles:
+            self._pace(is_failing=again == len(settles))
+
+    async def _post(self, acquires: list[Acquire], settles: list[Settlement], by_s: float) -> list[Answer]:
+        """Return an answer for each operation."""
+        count = len(acquires) + len(settles)
+        is_repeatable = self._is_repeatable or not acquires
+        if count == 1 and acquires:
+            body = dict(acquires[0].body)
+            key = body.pop("idempotency_key", None)
+            headers = None if key is None else {"idempotency-key": key}
+            return [
+                await self._pool.post(
+                    "/v1/acquire", encode(body), by_s=by_s, is_repeatable=is_repeatable, headers=headers
+                )
+            ]
+        operations = b",".join([*(one.raw for one in acquires), *(one.raw() for one in settles)])
+        status, answer = await self._pool.post(
+            "/v1/batch", b'{"operations":[%b]}' % operations, by_s=by_s, is_repeatable=is_repeatable
+        )
+        if status != 200:
+            return [(status, answer)] * count
+        return [(one.pop("status"), one) for one in answer["results"]]
+
+    def _tell(self, acquire: Acquire, status: int, body: Mapping[str, Any]) -> None:
+        if not acquire.future.done():
+            acquire.future.set_result((status, body))
+        elif status == 200 and body.get("reservation"):
+            abandoned = Settlement(body["reservation"])
+            abandoned.final, abandoned.outcome = True, "cancelled"
+            self.report(abandoned)
+
+    def _fail(self, acquires: list[Acquire], settles: list[Settlement], error: NoAnswer) -> None:
+        for acquire in acquires:
+            if not acquire.future.done():
+                acquire.future.set_exception(error)
+        for one in settles:
+            self._again(one)
+        if settles:
+            self._pace(is_failing=True)
+
+    def _settled(self, settlement: Settlement, status: int, body: Mapping[str, Any]) -> bool:
+        """Take over the answer to a settle; returns whether it has to be sent again."""
+        if status >= NOT_DECIDED:
+            self._again(settlement)
+            return True
+        if status == 200:
+            settlement.stop |= bool(body.get("stop"))
+        elif settlement.sent:
+            self.settles_refused += 1
+            log.warning("a settle was not taken: %s %s", status, body.get("reason", ""))
+        self._answered(settlement)
+        return False
+
+    def _answered(self, settlement: Settlement) -> None:
+        settlement.sent = None
+        if settlement.is_waiting:
+            return  # something came after it
+        self._unsettled -= 1
+        if not self._unsettled:
+            self._empty.set()
+
+    def _again(self, settlement: Settlement) -> None:
+        """Put a settle back in line; one that was followed by a newer word waits already."""
+        self.settles_repeated += 1
+        settlement.sent = None
+        if not settlement.is_waiting:
+            settlement.is_waiting = True
+            self._settles.append(settlement)
+
+    def _pace(self, *, is_failing: bool) -> None:
+        """Pause settles while they fail, longer each time; go on at once after an answer."""
+        if not is_failing:
+            self._again_s, self._pause_s = 0.0, AGAIN_FIRST_S
+            return
+        self._again_s = time.monotonic() + self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311
+        self._pause_s = min(AGAIN_MAX_S, self._pause_s * 2)

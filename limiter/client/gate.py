@@ -1,0 +1,499 @@
+"""The client library's face: ask before the work, settle afterwards (`from headgate import Headgate, Throttled`).
+
+The way of an acquire, each step where it is told:
+
+    settles_waiting   too many settles are unsent: nothing new begins                  `limiter.client.calls`
+    lease             decided here, if a lease is held for the descriptor              `limiter.client.leasing`
+    adaptive          rejected here, if the service refuses nearly everything anyway   `limiter.client.adaptive`
+    call              sent with others, repeated under its key, on another node        `limiter.client.calls`,
+    `node_pool` away              no node answers
+    `limiter.client.service_away` refused           raise, wait, degrade, or the caller's own function
+    below
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from limiter.client import holder
+from limiter.client.adaptive import AdaptiveThrottle
+from limiter.client.calls import Answer, Calls, Settlement
+from limiter.client.grants import ByLease, ByReservation, Grant, NoSettler
+from limiter.client.leasing import HeldLease, Key, Leasing, decides, key_of
+from limiter.client.node_pool import NoAnswer, NodePool
+from limiter.client.request_context import current, entered_ns
+from limiter.client.retry_budget import RetryBudget
+from limiter.client.service_away import Away, ServiceAway
+from limiter.client.throttled import Misused, Throttled, is_refusal
+
+if TYPE_CHECKING:
+    from limiter.client.sync_gate import SyncHeadgate
+
+Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
+"""What happens to a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
+caller's, which is called with the exception before the falsy grant is returned, and may raise its own."""
+
+URL = "http://127.0.0.1:8080"
+LIMIT_WINDOW_S = 10.0
+"""Time over which refusals by limits are remembered: short, because a limit lets in again as soon as it has room."""
+ABOUT_A_LIMIT = frozenset({"work", "request_rate", "quota", "blocked"})
+ABOUT_THE_SERVICE = frozenset({"overload", "in_flight", "node_busy"})
+ROOM_SOON = frozenset({"work", "request_rate", "quota", "in_flight", "settles_waiting"})
+"""Refusals that say when there will be room, so that waiting for it is no retry."""
+NO_NODE = frozenset({"unavailable", "node_busy", "not_ready", "stopping"})
+"""Answers without a decision that another node might have made."""
+WAIT_LEAST_MS = 5.0
+WAIT_UNKNOWN_MS = 100.0
+
+
+class Asked:
+    """One request for admission, as the caller made it."""
+
+    __slots__ = ("attempt", "body", "by_s", "descriptor", "entered_ns", "key", "namespace", "on_refused", "wait_s")
+
+    def __init__(
+        self,
+        descriptor: Mapping[str, str],
+        namespace: str,
+        body: dict[str, Any],
+        *,
+        by_s: float,
+        on_refused: Refused,
+        wait_s: float,
+    ) -> None:
+        self.descriptor = descriptor
+        self.namespace = namespace
+        self.body = body
+        self.by_s = by_s
+        self.on_refused = on_refused
+        self.wait_s = wait_s
+        self.key: Key = key_of(namespace, descriptor)
+        entered = entered_ns()
+        self.entered_ns = time.monotonic_ns() if entered is None else entered
+        self.attempt = 1
+
+
+class Acquiring:
+    """What `acquire` returns: `await` it for a grant, or use it as `async with`, which settles by itself."""
+
+    __slots__ = ("_acquire", "_grant")
+
+    def __init__(self, acquire: Callable[[], Awaitable[Grant]]) -> None:
+        self._acquire = acquire
+        self._grant: Grant | None = None
+
+    def __await__(self) -> Generator[Any, None, Grant]:
+        return self.grant().__await__()
+
+    async def grant(self) -> Grant:
+        """Ask, and return the grant."""
+        return await self._acquire()
+
+    async def __aenter__(self) -> Grant:
+        self._grant = await self._acquire()
+        return self._grant
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._grant is not None:
+            self._grant.end(error)
+
+
+class Leased:
+    """What `lease` returns: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
+
+    __slots__ = ("_gate", "_held", "arguments")
+
+    def __init__(self, gate: Headgate, arguments: tuple[str, Mapping[str, str], float]) -> None:
+        self._gate = gate
+        self.arguments = arguments
+        self._held: HeldLease | None = None
+
+    async def __aenter__(self) -> holder.Lease:
+        self._held = await self._gate.parts().leasing.begin(*self.arguments)
+        return self._held.lease
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._held is not None:
+            await self._gate.parts().leasing.end(self._held)
+
+
+class Parts:
+    """What lives on one event loop: connections, queues, leases."""
+
+    def __init__(
+        self, pool: NodePool, *, settles_max: int, is_repeatable: bool, is_auto: bool, is_threaded: bool
+    ) -> None:
+        self.pool = pool
+        self.calls = Calls(pool, settles_max=settles_max, is_repeatable=is_repeatable)
+        self.leasing = Leasing(pool, is_threaded=is_threaded)
+        self.is_auto = is_auto
+        self.lines: dict[Key, asyncio.Lock] = {}
+        """Those who wait for one descriptor: one asks, the others stand behind it."""
+
+
+class Headgate:
+    """A client of the service, for one event loop. `Headgate.sync(...)` is the same for code without await."""
+
+    def __init__(
+        self,
+        nodes: str | Sequence[str] | None = None,
+        *,
+        api_key: str | None = None,
+        namespace: str = "default",
+        on_refused: Refused = "raise",
+        wait_s: float = 10.0,
+        unavailable: Away = "local",
+        local: Literal["off", "auto"] = "off",
+        deadline_ms: float = 500.0,
+        repeat: bool = True,
+        adaptive: AdaptiveThrottle | bool = True,
+        retries: RetryBudget | None = None,
+        target_by: str = "service",
+        settles_max: int = 10_000,
+        connections_max: int = 16,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        if local not in ("off", "auto"):
+            raise ValueError(f"local is off or auto, not {local!r}")
+        check_refused(on_refused)
+        found = nodes or os.environ.get("HEADGATE_URL", URL)
+        self._urls = [found] if isinstance(found, str) else list(found)
+        self._api_key = api_key
+        self._namespace = namespace
+        self._on_refused: Refused = on_refused
+        self._wait_s = wait_s
+        self._deadline_s = deadline_ms / 1000
+        self._repeats = repeat
+        self._is_auto = local == "auto"
+        self.is_threaded = False
+        """Leases are shared by threads."""
+        self._settles_max = settles_max
+        self._connections_max = connections_max
+        self._tls = tls
+        self._target_by = target_by
+        self._parts: Parts | None = None
+        self._away = ServiceAway(unavailable)
+        self._by_target = adaptive if isinstance(adaptive, AdaptiveThrottle) else AdaptiveThrottle()
+        self._by_limit = AdaptiveThrottle(window_s=LIMIT_WINDOW_S)
+        self._is_adaptive = adaptive is not False
+        self._retries = retries or RetryBudget()
+        self.granted = self.refused = self.rejected = self.decided_locally = self.undecided = 0
+        """Grants; refusals by the service; rejections without asking it; decisions by leases; those without the
+        service."""
+        NodePool(self._urls)  # tells a wrong address at once
+
+    @classmethod
+    def sync(cls, *nodes: Any, **options: Any) -> SyncHeadgate:
+        """Return a client for code without await, for any number of threads; arguments as those of `Headgate`."""
+        from limiter.client.sync_gate import SyncHeadgate
+
+        def make() -> Headgate:
+            gate = cls(*nodes, **options)
+            gate.is_threaded = True
+            return gate
+
+        return SyncHeadgate(make)
+
+    # Opening and closing.
+
+    def parts(self) -> Parts:
+        """Return what belongs to the running loop; made at the first use."""
+        if self._parts is None:
+            pool = NodePool(self._urls, api_key=self._api_key, connections_max=self._connections_max, tls=self._tls)
+            self._parts = Parts(
+                pool,
+                settles_max=self._settles_max,
+                is_repeatable=self._repeats,
+                is_auto=self._is_auto,
+                is_threaded=self.is_threaded,
+            )
+        return self._parts
+
+    async def __aenter__(self) -> Self:
+        self.parts()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def flush(self, timeout_s: float = 5.0) -> int:
+        """Send every settle that waits; returns how many are unanswered when the time is over."""
+        return 0 if self._parts is None else await self._parts.calls.flush(timeout_s)
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Give leases back, send what is to be settled, close the connections."""
+        parts, self._parts = self._parts, None
+        if parts is None:
+            return
+        await parts.leasing.close()
+        await parts.calls.flush(timeout_s)
+        await parts.calls.close()
+        await parts.pool.close()
+
+    # Asking.
+
+    def acquire(
+        self,
+        descriptor: Mapping[str, str],
+        work: float | None = None,
+        *,
+        namespace: str | None = None,
+        criticality: str | None = None,
+        expected_latency_ms: float | None = None,
+        ttl_ms: int | None = None,
+        on_refused: Refused | None = None,
+        wait_s: float | None = None,
+        deadline_ms: float | None = None,
+    ) -> Acquiring:
+        """Ask for admission: `async with gate.acquire({...}, work=3) as grant`, or `grant = await gate.acquire({...})`.
+
+        `work` is the estimate; without it, each policy's own charge applies. `criticality` is the class; without it,
+        that of the present request (`headgate.criticality`). `ttl_ms` is for how long a reservation stands without a
+        word; open grants are renewed by themselves, so it only matters for a process that dies. Raises `Throttled`,
+        unless `on_refused` says otherwise.
+        """
+        if on_refused is None:
+            on_refused = self._on_refused
+        else:
+            check_refused(on_refused)
+        body: dict[str, Any] = {"descriptor": dict(descriptor)}
+        namespace = self._namespace if namespace is None else namespace
+        if namespace != "default":
+            body["namespace"] = namespace
+        criticality = current() if criticality is None else criticality
+        given = {"work": work, "criticality": criticality, "expected_latency_ms": expected_latency_ms, "ttl_ms": ttl_ms}
+        body.update({name: value for name, value in given.items() if value is not None})
+        deadline_s = self._deadline_s if deadline_ms is None else deadline_ms / 1000
+        asked = Asked(
+            descriptor,
+            namespace,
+            body,
+            by_s=time.monotonic() + deadline_s,
+            on_refused=on_refused,
+            wait_s=self._wait_s if wait_s is None else wait_s,
+        )
+        return Acquiring(lambda: self._acquire(asked, deadline_s))
+
+    def lease(self, descriptor: Mapping[str, str], *, namespace: str | None = None, weight: float = 1.0) -> Leased:
+        """Hold a lease on a descriptor: `async with gate.lease({...}) as lease`, then `lease.try_acquire(1)` decides
+        at once."""
+        return Leased(self, (self._namespace if namespace is None else namespace, descriptor, weight))
+
+    async def settle(
+        self,
+        reservation: str,
+        work: float,
+        *,
+        final: bool = True,
+        latency_ms: float | None = None,
+        outcome: str = "ok",
+        timeout_s: float = 5.0,
+    ) -> dict[str, Any]:
+        """Settle a reservation that came from elsewhere, such as a gateway's header, and return the service's
+        answer."""
+        body = {"reservation": reservation, "work": work, "final": final, "outcome": outcome}
+        if latency_ms is not None:
+            body["latency_ms"] = latency_ms
+        try:
+            status, answer = await self.parts().pool.post_json("/v1/settle", body, by_s=time.monotonic() + timeout_s)
+        except NoAnswer as error:
+            raise Throttled(reason="unavailable", status=503, detail=str(error)) from None
+        if status == 200:
+            return dict(answer)
+        raise Throttled.of_answer(status, answer) if status >= 500 else Misused(status, answer)
+
+    # Deciding.
+
+    async def _acquire(self, asked: Asked, deadline_s: float) -> Grant:
+        try:
+            return await self._decide(asked)
+        except Throttled as refusal:
+            if asked.on_refused == "raise":
+                raise
+            if asked.on_refused == "wait":
+                return await self._wait(asked, refusal, deadline_s)
+            if callable(asked.on_refused):
+                said = asked.on_refused(refusal)
+                if inspect.isawaitable(said):
+                    await said
+            return Grant(NoSettler(), 0.0, asked.entered_ns, answer={"quality": 0.0}, refusal=refusal)
+
+    async def _wait(self, asked: Asked, refusal: Throttled, deadline_s: float) -> Grant:
+        """Ask again when the service says that there may be room, at most until the caller's time is over."""
+        until_s = time.monotonic() + asked.wait_s
+        lines = self.parts().lines
+        line = lines.setdefault(asked.key, asyncio.Lock())
+        try:
+            async with asyncio.timeout(asked.wait_s):
+                await line.acquire()
+        except TimeoutError:
+            raise refusal from None
+        try:
+            while True:
+                wait_ms = WAIT_UNKNOWN_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
+                wait_s = max(WAIT_LEAST_MS, wait_ms) / 1000 * random.uniform(1.0, 1.1)  # noqa: S311
+                now_s = time.monotonic()
+                if refusal.retry == "never" or now_s + wait_s > until_s or not self._may_wait(asked, refusal, now_s):
+                    raise refusal
+                await asyncio.sleep(wait_s)
+                asked.by_s = time.monotonic() + deadline_s
+                try:
+                    return await self._decide(asked)
+                except Throttled as again:
+                    refusal = again
+        finally:
+            line.release()
+            if not line.locked() and lines.get(asked.key) is line:
+                del lines[asked.key]
+
+    def _may_wait(self, asked: Asked, refusal: Throttled, now_s: float) -> bool:
+        """Return whether asking once more is allowed: for room that was promised it is, otherwise the budget
+        decides."""
+        if refusal.reason in ROOM_SOON or refusal.local:
+            return True
+        if not self._retries.may_retry(asked.attempt, now_s):
+            return False
+        asked.attempt += 1
+        return True
+
+    async def _decide(self, asked: Asked) -> Grant:
+        """Grant, or raise the refusal."""
+        parts = self.parts()
+        if parts.calls.is_full:
+            raise Throttled(reason="settles_waiting", retry_after_ms=WAIT_UNKNOWN_MS, status=503, local=True)
+        now_s = time.monotonic()
+        lease = parts.leasing.lease_for(asked.key, now_s) if parts.is_auto else None
+        if lease is not None:
+            grant = self._decide_by(lease, asked)
+            if grant is not None:
+                return grant
+        target = self._target(asked)
+        self._retries.asked(now_s)
+        if self._is_adaptive and self._rejects(asked, target, now_s):
+            self.rejected += 1
+            raise Throttled(reason="adaptive", retry_after_ms=1000.0, local=True)
+        return await self._ask(parts, asked, target)
+
+    def _decide_by(self, lease: holder.Lease, asked: Asked) -> Grant | None:
+        """Decide by a lease; None: the service has to be asked."""
+        found = lease.try_acquire(asked.body.get("work"), asked.body.get("criticality"))
+        if isinstance(found, holder.Grant):
+            self.decided_locally += 1
+            answer = {"quality": lease.quality, "state": lease.state}
+            return Grant(ByLease(found), found.charged, asked.entered_ns, answer=answer, local=True)
+        if not decides(found):
+            return None
+        self.decided_locally += 1
+        self.refused += 1
+        raise Throttled(reason=found.reason, policy=found.policy, retry_after_ms=found.retry_after_ms, local=True)
+
+    def _target(self, asked: Asked) -> tuple[str, str, str | None]:
+        """Return what is protected, for a class: refusals because of overload count for all callers of it."""
+        return (
+            asked.namespace,
+            asked.descriptor.get(self._target_by, ""),
+            asked.body.get("criticality"),
+        )
+
+    def _rejects(self, asked: Asked, target: tuple[str, str, str | None], now_s: float) -> bool:
+        """Return whether the request is rejected without asking: for its target, or for its own limits."""
+        by_target = self._by_target.rejects(target, now_s, random.random())  # noqa: S311
+        return self._by_limit.rejects((asked.key, target[2]), now_s, random.random()) or by_target  # noqa: S311
+
+    def _learn(self, asked: Asked, target: tuple[str, str, str | None], reason: str | None, share: float) -> None:
+        """Note how a request ended, for both throttles; `reason` None: granted."""
+        if self._is_adaptive:
+            now_s = time.monotonic()
+            self._by_target.answered(target, now_s, accepted=reason not in ABOUT_THE_SERVICE, refused_share=share)
+            self._by_limit.answered((asked.key, target[2]), now_s, accepted=reason not in ABOUT_A_LIMIT)
+
+    async def _ask(self, parts: Parts, asked: Asked, target: tuple[str, str, str | None]) -> Grant:
+        """Ask the service; where a node has no time, another one, as far as deadline and budget allow."""
+        body = dict(asked.body)
+        if self._repeats:
+            body["idempotency_key"] = f"{random.getrandbits(96):024x}"
+        while True:
+            if asked.attempt > 1:
+                body["attempt"] = asked.attempt
+            try:
+                status, answer = await self._answer(parts, body, asked.by_s)
+            except NoAnswer as error:
+                self._learn(asked, target, "node_busy", 0.0)
+                return self._without_service(asked, Throttled(reason="unavailable", status=503, detail=str(error)))
+            share = answer.get("refused_share") or 0.0
+            if status == 200:
+                self._learn(asked, target, None, share)
+                return self._grant(parts, asked, answer)
+            if is_refusal(status, answer):
+                self.refused += 1
+                refusal = Throttled.of_answer(status, answer)
+                self._learn(asked, target, refusal.reason, share)
+                raise refusal
+            if status < 500:
+                raise Misused(status, answer)
+            refusal = Throttled.of_answer(status, answer)
+            if not await self._may_repeat(asked, refusal):
+                self._learn(asked, target, "node_busy", 0.0)
+                if refusal.reason in NO_NODE or status != 503:
+                    return self._without_service(asked, refusal)
+                raise refusal
+
+    async def _may_repeat(self, asked: Asked, refusal: Throttled) -> bool:
+        """Wait for another attempt after an answer without a decision, if there is time and budget for one."""
+        now_s = time.monotonic()
+        wait_s = 0.0 if refusal.retry == "now" else (refusal.retry_after_ms or WAIT_UNKNOWN_MS) / 1000
+        if refusal.retry == "never" or now_s + wait_s >= asked.by_s:
+            return False
+        if not self._retries.may_retry(asked.attempt, now_s):
+            return False
+        asked.attempt += 1
+        await asyncio.sleep(wait_s)
+        return True
+
+    @staticmethod
+    async def _answer(parts: Parts, body: dict[str, Any], by_s: float) -> Answer:
+        """Return the answer, in time: whoever stops waiting gives the request up, and what it was granted goes back."""
+        future = parts.calls.ask(body, by_s)
+        try:
+            async with asyncio.timeout(max(0.0, by_s - time.monotonic())):
+                return await future
+        except TimeoutError:
+            raise NoAnswer(was_sent=True, why="no answer in time") from None
+
+    def _grant(self, parts: Parts, asked: Asked, answer: Mapping[str, Any]) -> Grant:
+        self.granted += 1
+        self._away.answered()
+        charged = answer.get("charged", 0.0)
+        has_quota = any(one["mechanism"] == "quota" for one in answer.get("limits", ()))
+        self._away.granted(asked.key, charged, time.monotonic(), has_quota=has_quota)
+        settlement = Settlement(answer["reservation"], answer.get("expires_in_ms", 60_000) / 1000)
+        return Grant(ByReservation(parts.calls, settlement), charged, asked.entered_ns, answer=answer)
+
+    def _without_service(self, asked: Asked, refusal: Throttled) -> Grant:
+        """Decide without the service, as the policy of a lease says, otherwise as this client was told."""
+        self.undecided += 1
+        work = asked.body.get("work", 1.0)
+        if not self._away.admits(asked.key, work, time.monotonic(), mode=self._mode(asked)):
+            raise refusal
+        return Grant(NoSettler(), work, asked.entered_ns, answer={"degraded": True})
+
+    def _mode(self, asked: Asked) -> Away | None:
+        """Return what the policies of a held lease say about a service that does not answer."""
+        lease = None if self._parts is None else self._parts.leasing.known(asked.key)
+        mode = None if lease is None else lease.on_service_failure
+        return mode if mode in ("open", "closed") else None  # type: ignore[return-value]
+
+
+def check_refused(on_refused: object) -> None:
+    if on_refused not in ("raise", "wait", "degrade") and not callable(on_refused):
+        raise ValueError(f"on_refused is raise, wait, degrade or a function, not {on_refused!r}")

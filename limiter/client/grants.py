@@ -1,0 +1,209 @@
+"""Grants: permission to work now, settled afterwards with what the work really cost.
+
+A grant is settled once. Used as a context manager, it settles by itself: with the work that was reported, or with its
+charge; an exception, a timeout or a cancellation says so by its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from limiter.client import holder
+from limiter.client.calls import Calls, Settlement
+
+T = TypeVar("T")
+
+
+class Settler(Protocol):
+    """Whoever is told what became of a grant."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def progress(self, work: float) -> None: ...
+
+    def settle(self, work: float, outcome: str, latency_ms: float) -> None: ...
+
+
+class Grant:
+    """Permission to work. Falsy only if the request was refused and the caller asked to go on all the same."""
+
+    __slots__ = ("_entered_ns", "_is_settled", "_outcome_work", "_settler", "charged", "covered", "degraded", "limits",
+                 "local", "quality", "refusal", "state")  # fmt: skip
+
+    def __init__(
+        self,
+        settler: Settler,
+        charged: float,
+        entered_ns: int,
+        *,
+        answer: Mapping[str, Any] | None = None,
+        local: bool = False,
+        refusal: Exception | None = None,
+    ) -> None:
+        answer = answer or {}
+        self._settler = settler
+        self._entered_ns = entered_ns
+        self._is_settled = False
+        self._outcome_work: float | None = None
+        self.charged = charged
+        """Work that was debited at once."""
+        self.quality: float = answer.get("quality", 1.0)
+        """How good an answer the service should give, from 1 (full) to 0, while it is overloaded."""
+        self.state: str | None = answer.get("state")
+        """`calm`, `degraded`, `recovering` or `overloaded`; None where no policy controls overload."""
+        self.degraded: bool = answer.get("degraded", False)
+        """Decided without the store, or without the service."""
+        self.covered: bool = answer.get("covered", True)
+        """False if no policy covers the request: often a misspelt dimension or namespace."""
+        self.limits: list[dict[str, Any]] = answer.get("limits", [])
+        """Every limit that applied, with what is left of it."""
+        self.local = local
+        """Decided in this process, by a lease."""
+        self.refusal = refusal
+        """Why the request was refused, if the caller goes on all the same (`on_refused="degrade"` or a function)."""
+
+    def __bool__(self) -> bool:
+        return self.refusal is None
+
+    @property
+    def stopped(self) -> bool:
+        """True once the service has asked this work to stop: its debt has passed the bound that the policy names."""
+        return self._settler.stopped
+
+    @property
+    def settled(self) -> bool:
+        return self._is_settled
+
+    def progress(self, work: float) -> None:
+        """Report the work done so far, all of it. Often is fine: what goes out is limited; the deadline is renewed."""
+        if not self._is_settled:
+            self._outcome_work = work
+            self._settler.progress(work)
+
+    def settle(self, work: float | None = None, *, outcome: str = "ok", latency_ms: float | None = None) -> None:
+        """Report what the work really cost; without `work`, what was reported last, else the charge. Once: a second
+        call does nothing. Returns at once; the settle is sent within 100 ms, and again until it is answered."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        if work is None:
+            work = self.charged if self._outcome_work is None else self._outcome_work
+        if latency_ms is None:
+            latency_ms = (time.monotonic_ns() - self._entered_ns) / 1e6
+        self._settler.settle(work, outcome, latency_ms)
+
+    async def stream(self, source: AsyncIterable[T], *, work: Callable[[T], float]) -> AsyncIterator[T]:
+        """Pass on what a source yields, count its work, report progress, and settle when it ends, breaks or is dropped.
+
+        Ends early once the service asks to stop (`grant.stopped` says so afterwards). A reader that leaves is settled
+        with what it was given.
+        """
+        done, outcome = self._outcome_work or 0.0, "cancelled"
+        try:
+            async for item in source:
+                done += work(item)
+                self.progress(done)
+                yield item
+                if self.stopped:
+                    break
+            outcome = "ok"
+        except BaseException as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            self.settle(done, outcome=outcome)
+
+    def stream_sync(self, source: Iterable[T], *, work: Callable[[T], float]) -> Iterator[T]:
+        """The same for a source without await."""
+        done, outcome = self._outcome_work or 0.0, "cancelled"
+        try:
+            for item in source:
+                done += work(item)
+                self.progress(done)
+                yield item
+                if self.stopped:
+                    break
+            outcome = "ok"
+        except BaseException as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            self.settle(done, outcome=outcome)
+
+    def end(self, error: BaseException | None) -> None:
+        """Settle by how the work ended."""
+        self.settle(outcome="ok" if error is None else outcome_of(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(error)
+
+
+def outcome_of(error: BaseException) -> str:
+    """Return the outcome of work that an exception ended."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt | SystemExit):
+        return "cancelled"
+    return "error"
+
+
+class NoSettler:
+    """Nobody needs to know: nothing was charged."""
+
+    stopped = False
+
+    def progress(self, work: float) -> None:
+        """Nobody is told."""
+
+    def settle(self, work: float, outcome: str, latency_ms: float) -> None:
+        """Nobody is told."""
+
+
+class ByReservation:
+    """The service hears of the work, by way of the calls."""
+
+    __slots__ = ("_calls", "_settlement")
+
+    def __init__(self, calls: Calls, settlement: Settlement) -> None:
+        self._calls = calls
+        self._settlement = settlement
+        calls.keep(settlement)
+
+    @property
+    def stopped(self) -> bool:
+        return self._settlement.stop
+
+    def progress(self, work: float) -> None:
+        self._settlement.work = max(self._settlement.work, work)
+        self._calls.progress(self._settlement)
+
+    def settle(self, work: float, outcome: str, latency_ms: float) -> None:
+        one = self._settlement
+        one.work, one.outcome, one.latency_ms, one.final = work, outcome, latency_ms, True
+        self._calls.report(one)
+
+
+class ByLease:
+    """The lease hears of the work: its slices pay, and its next renewal tells the service."""
+
+    __slots__ = ("_grant",)
+    stopped = False
+
+    def __init__(self, grant: holder.Grant) -> None:
+        self._grant = grant
+
+    def progress(self, work: float) -> None:
+        self._grant.progress(work)
+
+    def settle(self, work: float, outcome: str, latency_ms: float) -> None:
+        self._grant.settle(work)

@@ -1,0 +1,175 @@
+"""The same client for code without await: the calls run on an event loop in a thread of its own.
+
+Threads share one client; the acquires of all threads are coalesced. After a fork the child has no such thread, so it
+starts one of its own, with connections of its own; what the parent still has to settle, the parent settles. Settles
+that wait when the process exits are sent before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from limiter.client import holder
+from limiter.client.gate import Acquiring, Headgate
+from limiter.client.grants import Grant
+from limiter.client.leasing import HeldLease
+
+T = TypeVar("T")
+
+EXIT_PATIENCE_S = 2.0
+
+
+class SyncAcquiring:
+    """What `acquire` returns: call `.now()` for a grant, or use it as `with`, which settles by itself."""
+
+    __slots__ = ("_acquiring", "_gate", "_grant")
+
+    def __init__(self, gate: SyncHeadgate, acquiring: Acquiring) -> None:
+        self._gate = gate
+        self._acquiring = acquiring
+        self._grant: Grant | None = None
+
+    def now(self) -> Grant:
+        """Ask, and return the grant. Settle it: nobody else does."""
+        return self._gate.wait_for(self._acquiring.grant())
+
+    def __enter__(self) -> Grant:
+        self._grant = self.now()
+        return self._grant
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._grant is not None:
+            self._grant.end(error)
+
+
+class SyncLeased:
+    """What `lease` returns: `with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
+
+    __slots__ = ("_arguments", "_gate", "_held")
+
+    def __init__(self, gate: SyncHeadgate, arguments: tuple[str, Mapping[str, str], float]) -> None:
+        self._gate = gate
+        self._arguments = arguments
+        self._held: HeldLease | None = None
+
+    def __enter__(self) -> holder.Lease:
+        self._held = self._gate.wait_for(self._begin())
+        return self._held.lease
+
+    async def _begin(self) -> HeldLease:
+        return await self._gate.inner.parts().leasing.begin(*self._arguments)
+
+    def __exit__(self, *_: object) -> None:
+        held = self._held
+        if held is not None and not held.lease.is_foreign:
+            self._gate.wait_for(self._end(held))
+
+    async def _end(self, held: HeldLease) -> None:
+        await self._gate.inner.parts().leasing.end(held)
+
+
+class SyncHeadgate:
+    """A client for threads: `Headgate.sync(...)`, with the arguments of `Headgate`."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._inner: Headgate = make()
+        _OPEN.add(self)
+
+    @property
+    def inner(self) -> Headgate:
+        """The client that does the work, on its own loop."""
+        self._running()
+        return self._inner
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        """Return the loop; started at the first use, and anew after a fork."""
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid():
+            return loop
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                if self._loop is not None:
+                    self._inner = self._make()
+                self._pid, self._loop = os.getpid(), asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="headgate-client", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the client's loop, and return its result; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def acquire(self, descriptor: Mapping[str, str], work: float | None = None, **options: Any) -> SyncAcquiring:
+        """Ask for admission: `with gate.acquire({...}, work=3) as grant`, or `gate.acquire({...}).now()`; options as
+        those of `Headgate.acquire`."""
+        return SyncAcquiring(self, self.inner.acquire(descriptor, work, **options))
+
+    def lease(self, descriptor: Mapping[str, str], *, namespace: str | None = None, weight: float = 1.0) -> SyncLeased:
+        """Hold a lease on a descriptor, which threads may share."""
+        return SyncLeased(self, self.inner.lease(descriptor, namespace=namespace, weight=weight).arguments)
+
+    def settle(self, reservation: str, work: float, **options: Any) -> dict[str, Any]:
+        """Settle a reservation that came from elsewhere; options as those of `Headgate.settle`."""
+        return self.wait_for(self.inner.settle(reservation, work, **options))
+
+    def flush(self, timeout_s: float = 5.0) -> int:
+        """Send every settle that waits; returns how many are unanswered when the time is over."""
+        return self.wait_for(self.inner.flush(timeout_s))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Give leases back, send what is to be settled, close the connections, end the thread."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None or self._pid != os.getpid() or not thread.is_alive():
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._inner.close(timeout_s), loop)
+        try:
+            closing.result(timeout_s + 1.0)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(timeout_s)
+            self._inner = self._make()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+_OPEN: weakref.WeakSet[SyncHeadgate] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Send what waits when the process ends in order."""
+    for gate in list(_OPEN):
+        gate.close(EXIT_PATIENCE_S)
