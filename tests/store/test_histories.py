@@ -6,7 +6,7 @@ plain, and once without it.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
@@ -391,7 +391,7 @@ class History(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, size: int) -> None:
         terms = self._terms(data)
         operations = [self._settle(data, terms) for _ in range(size)]
-        if any(0 <= left_us < 10_000_000 for left_us in map(self._left_us, operations)):
+        if any(0 <= left_us < 10_000_000 for left_us in self._lefts_us(operations)):
             return  # the server's own clock would end the tombstone before the history's does
         self.made += 1
         flush_id = b"settle-%d" % self.made
@@ -428,11 +428,16 @@ class History(RuleBasedStateMachine):
             is_uncounted=data.draw(st.sampled_from([False, False, False, True])),
         )
 
-    def _left_us(self, operation: Settle) -> float:
-        """The time for which the reservation may still be settled."""
-        mark = self.model.tombstones.get(operation.reservation)
-        deadline_us = operation.deadline_us if mark is None else mark.deadline_us
-        return deadline_us + operation.late_us - self.now_us
+    def _lefts_us(self, operations: Sequence[Settle]) -> Iterator[float]:
+        """The time for which each reservation may still be settled. Progress in the same call may renew it from now on."""
+        renewed: set[str] = set()
+        for operation in operations:
+            mark = self.model.tombstones.get(operation.reservation)
+            deadline_us = operation.deadline_us if mark is None else mark.deadline_us
+            yield deadline_us + operation.late_us - self.now_us
+            if operation.reservation in renewed:
+                yield operation.late_us
+            renewed.add(operation.reservation)
 
     def _work(self, data: st.DataObject, charge: float) -> float:
         """Around what was charged: refunds, small differences and overruns alike; or anything."""
