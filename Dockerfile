@@ -17,6 +17,7 @@ RUN ["pip", "--python", "/opt/headgate", "install", "--require-hashes", "--only-
 COPY pyproject.toml README.md LICENSE ./
 COPY lua lua
 COPY api api
+COPY headgate headgate
 COPY limiter limiter
 RUN ["pip", "--python", "/opt/headgate", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "/wheel", "."]
 RUN ["pip", "--python", "/opt/headgate", "install", "--no-deps", "--no-index", "--find-links", "/wheel", "headgate"]

@@ -14,7 +14,7 @@ run: .venv/run.stamp ## start Headgate here, store and example policies included
 	$(BIN)/headgate up --policies $(or $(HEADGATE_POLICIES),docs/policies.example.yaml)
 
 test: .venv/test.stamp lint ## lint, type-check and run the test suite, with the lines it did not reach; PYTHON=, PYTEST_ARGS=
-	$(BIN)/python -m slipcover --skip-covered --missing-width 40 --source limiter,api -m pytest -n 2 -m "not long" $(PYTEST_ARGS)
+	$(BIN)/python -m slipcover --skip-covered --missing-width 40 --source headgate,limiter,api -m pytest -n 2 -m "not long" $(PYTEST_ARGS)
 
 quick: .venv/test.stamp ## ruff and the tests that need no server, in less than a minute; PYTEST_ARGS=
 	$(BIN)/ruff check .
@@ -57,11 +57,11 @@ campaign: .venv/test.stamp ## hostile traffic against two nodes while somebody w
 lock: .venv/test.stamp ## pin the dependencies anew, with hashes
 	$(PIP) install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	  pyproject.toml --group build -o .ci/run.lock
+	  pyproject.toml --extra server --group build -o .ci/run.lock
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	  pyproject.toml --group dev -c .ci/run.lock -o .ci/test.lock
+	  pyproject.toml --all-extras --group dev -c .ci/run.lock -o .ci/test.lock
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	  pyproject.toml --extra otel --group build -c .ci/test.lock -o .ci/image.lock
+	  pyproject.toml --extra server --extra otel --group build -c .ci/test.lock -o .ci/image.lock
 
 clean: ## remove what the other targets made here
 	rm -rf .venv .headgate .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -12,7 +12,7 @@ from limiter.store import scripts
 from limiter.store.scripts import load_script, load_source, scripts_directory
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = sorted(path for folder in ("limiter", "api") for path in (ROOT / folder).rglob("*.py"))
+OURS = sorted(path for folder in ("headgate", "limiter", "api") for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path.stem for path in scripts_directory().glob("*.lua"))
 
@@ -45,7 +45,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def of_ours(module: str) -> bool:
-    return module.split(".")[0] in ("limiter", "api", "loadtest", "tests")
+    return module.split(".")[0] in ("headgate", "limiter", "api", "loadtest", "tests")
 
 
 @pytest.mark.parametrize("path", [path for path in OURS if "limiter/model" in shown(path)], ids=shown)

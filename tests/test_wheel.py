@@ -3,18 +3,14 @@
 import os
 import re
 import subprocess
-import sys
-import venv
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.servers import free_port
-
-ROOT = Path(__file__).parents[1]
+from tests.support.wheels import ROOT, build_wheel, run, with_pinned_packages
 
 LOAD_SCRIPTS = """
 from limiter.store.scripts import load_source, scripts_directory
@@ -24,41 +20,9 @@ print(*sorted(path.stem for path in scripts_directory().glob("*.lua") if load_so
 pytestmark = pytest.mark.slow
 
 
-def run(command: Sequence[str | Path], *, cwd: Path) -> str:
-    """Run a command that must succeed, without this environment's Python and settings; the text that it printed."""
-    hidden = ("HEADGATE_", "PYTHON", "VIRTUAL_ENV")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    finished = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout
-    return finished.stdout
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built with what is installed here: needs no network."""
-    directory = tmp_path_factory.mktemp("wheel")
-    build = ["pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    run([sys.executable, "-m", *build, directory, ROOT], cwd=directory)
-    (built,) = directory.glob("headgate-*.whl")
-    return built
-
-
-def install(wheel: Path, directory: Path) -> Path:
-    """The `bin` directory of a new environment with the pinned dependencies and the wheel."""
-    venv.create(directory, with_pip=True)
-    pip: list[str | Path] = [directory / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install"]
-    run([*pip, "--require-hashes", "-r", ROOT / ".ci" / "run.lock"], cwd=directory)
-    run([*pip, "--no-deps", "--no-index", wheel], cwd=directory)
-    return directory / "bin"
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_script_and_nothing_of_the_tests(wheel: Path) -> None:
@@ -67,13 +31,13 @@ def test_the_wheel_holds_every_script_and_nothing_of_the_tests(wheel: Path) -> N
     assert {"limiter/lua/acquire.lua", "limiter/lua/settle.lua"} <= scripts
     assert any(name.startswith("limiter/lua/lib/") for name in scripts)
     assert scripts <= set(names)
-    assert "limiter/py.typed" in names
+    assert {"headgate/__init__.py", "headgate/py.typed", "limiter/py.typed"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "docs/", "loadtest/"))]
 
 
 def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """One test, since making the environment takes longer than everything else in it."""
-    installed = install(wheel, tmp_path / "environment")
+    installed = with_pinned_packages(wheel, tmp_path / "environment")
     assert run([installed / "headgate", "--version"], cwd=tmp_path) == "headgate 0.2.0\n"
     assert run([installed / "python", "-I", "-c", LOAD_SCRIPTS], cwd=tmp_path).split() == sorted(
         path.stem for path in (ROOT / "lua").glob("*.lua")

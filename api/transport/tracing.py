@@ -1,7 +1,7 @@
 """OpenTelemetry traces, if HEADGATE_OTEL names a collector: a span for each request, in the caller's trace.
 
-The libraries are an extra (`pip install headgate[otel]`); none of them is imported unless tracing is on. Their own
-variables apply, too: OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on.
+The libraries are an extra (`pip install 'headgate[server,otel]'`); none of them is imported unless tracing is on.
+Their own variables apply, too: OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on.
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ def open_tracing(settings: Settings) -> Tracing | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise SettingsError("HEADGATE_OTEL needs the extra: pip install 'headgate[otel]'") from None
+        raise SettingsError("HEADGATE_OTEL needs the extra: pip install 'headgate[server,otel]'") from None
     return Tracing(BatchSpanProcessor(OTLPSpanExporter(settings.otel.rstrip("/") + TRACES_PATH)))

@@ -2,14 +2,13 @@
 
 import re
 import tomllib
-from importlib.metadata import distribution
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.dockerfile import healthcheck, instructions, of_the_image
 from tests.support.rendering import ROOT
+from tests.support.wheels import needed_by
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -40,29 +39,14 @@ def test_the_image_has_the_tested_versions_and_those_for_traces() -> None:
     run, tested, image = (pins(ROOT / ".ci" / f"{name}.lock") for name in ("run", "test", "image"))
     assert image.items() <= tested.items(), "the same versions and hashes"
     assert run.items() <= image.items()
-    assert needed_by(*PROJECT["project"]["optional-dependencies"]["otel"]) <= set(image)
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert needed_by(*PROJECT["project"]["dependencies"], *extras["server"], *extras["otel"]) <= set(image)
 
 
 def pins(lock: Path) -> dict[str, str]:
     """Each package of a lock file, with its version and hashes."""
     entries = re.split(r"^(?=[A-Za-z0-9])", lock.read_text(), flags=re.MULTILINE)
     return {canonicalize_name(entry.partition("==")[0].partition("[")[0]): entry for entry in entries if entry}
-
-
-def needed_by(*requirements: str) -> set[str]:
-    """The packages that they draw in, as they are installed here."""
-    found: set[tuple[str, str]] = set()
-    waiting = [Requirement(text) for text in requirements]
-    while waiting:
-        wanted = waiting.pop()
-        for extra in ("", *wanted.extras):
-            here = (canonicalize_name(wanted.name), extra)
-            if here in found:
-                continue
-            found.add(here)
-            needs = map(Requirement, distribution(wanted.name).requires or ())
-            waiting += [one for one in needs if one.marker is None or one.marker.evaluate({"extra": extra})]
-    return {name for name, _ in found}
 
 
 def test_build_tools_are_not_left_in_the_image() -> None:

@@ -116,7 +116,7 @@ def test_where_it_is_off_no_exporter_is_imported() -> None:
 
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(SettingsError, match=r"pip install 'headgate\[otel\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 'headgate\[server,otel\]'"):
         open_tracing(Settings(otel="http://collector:4318"))
 
 
