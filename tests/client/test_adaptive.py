@@ -260,4 +260,4 @@ def test_the_key_that_was_not_used_for_longest_is_forgotten_first() -> None:
 def test_a_throttle_with_senseless_numbers_is_refused() -> None:
     for wrong in ({"k": 0.5}, {"p_max": 1.0}, {"window_s": 0.0}, {"keys_max": 0}):
         with pytest.raises(ValueError, match="must be"):
-            AdaptiveThrottle(**wrong)  # type: ignore[arg-type]
+            AdaptiveThrottle(**wrong)
