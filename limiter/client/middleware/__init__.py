@@ -1,0 +1,1 @@
+"""Parts that connect the client with servers and HTTP clients of others."""
