@@ -429,7 +429,8 @@ class History(RuleBasedStateMachine):
         )
 
     def _lefts_us(self, operations: Sequence[Settle]) -> Iterator[float]:
-        """The time for which each reservation may still be settled. Progress in the same call may renew it from now on."""
+        """The time for which each reservation may still be settled. Progress in the same call may renew it from now
+        on."""
         renewed: set[str] = set()
         for operation in operations:
             mark = self.model.tombstones.get(operation.reservation)
