@@ -1,5 +1,26 @@
 """The client of Headgate, as programs import it. `pip install headgate` brings it without the service."""
 
+from limiter.client.adaptive import AdaptiveThrottle
+from limiter.client.gate import Headgate
+from limiter.client.grants import Grant
 from limiter.client.holder import Lease
+from limiter.client.request_context import CarryingExecutor, carry, criticality, raised
+from limiter.client.retry_budget import RetryBudget
+from limiter.client.sync_gate import SyncHeadgate
+from limiter.client.throttled import HeadgateError, Misused, Throttled
 
-__all__ = ["Lease"]
+__all__ = [
+    "AdaptiveThrottle",
+    "CarryingExecutor",
+    "Grant",
+    "Headgate",
+    "HeadgateError",
+    "Lease",
+    "Misused",
+    "RetryBudget",
+    "SyncHeadgate",
+    "Throttled",
+    "carry",
+    "criticality",
+    "raised",
+]
