@@ -17,7 +17,7 @@ ARGV[4]   operations    flags, buckets, requests; a row per bucket; where a buck
 RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict and
           unit, balance, charge (of a key that is blocked: for how long, us; of a bucket that is full: how many may be
           open), rate, capacity; of an operation with a draw (status + SHEDS) also state, quality, and the class's share
-          refused, rate and limit; limiter/store/layout.py reads it
+          refused, rate and limit; limiter/store/call_layout.py reads it
 HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= capacity; a debit stops at -debt_max and
           counts the rest; each bucket is read once and written once; what is not ours is left as it is ]]
 

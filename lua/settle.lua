@@ -15,7 +15,7 @@ ARGV[4]   operations    tombstone, final, class and whether the store granted it
                         the work that is told makes a unit
 RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work, deadline_us now and
           before the call, and a row per bucket: present and unit, balance, adjusted, uncollected, rate, capacity;
-          limiter/store/layout.py reads it
+          limiter/store/call_layout.py reads it
 HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a debit stops at -debt_max and counts
           the rest; after the deadline nothing is refunded; progress renews the deadline; what is not ours is left as
           it is ]]

@@ -52,11 +52,11 @@ from limiter.model.tally import DecisionTally, SettleTally
 from limiter.runtime.pauses import with_pauses
 from limiter.runtime.told import Told
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
+from limiter.store.call_layout import REPLY_SIZE, unpack_acquire
 from limiter.store.clock import StoreClock
 from limiter.store.flush import Asking
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
-from limiter.store.layout import REPLY_SIZE, unpack_acquire
 from limiter.store.leases.lease_store import LeaseStore
 from limiter.store.store_errors import StoreShunned, StoreUnavailable
 

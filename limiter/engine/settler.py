@@ -28,9 +28,10 @@ from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import SettleTally
 from limiter.runtime.told import Told
 from limiter.store.buckets import Buckets
+from limiter.store.call_layout import PRESENT, REPLY_SIZE, SETTLED_IN_REQUESTS, unpack_settle
 from limiter.store.flush import IN_CLASS, UNCOUNTED, Settling, corrected
 from limiter.store.keys import Slot
-from limiter.store.layout import PRESENT, REPLY_SIZE, SETTLED_IN_REQUESTS, pack_params, unpack_settle
+from limiter.store.layout import pack_params
 from limiter.store.store_errors import StoreUnavailable
 
 _DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"

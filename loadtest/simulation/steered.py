@@ -32,9 +32,10 @@ from limiter.model.overload.signals import Report
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy_set
+from limiter.store.call_layout import LeaseLost
 from limiter.store.clock import StoreClock
 from limiter.store.keys import Slot
-from limiter.store.layout import LeaseLost, pack_record
+from limiter.store.layout import pack_record
 from limiter.store.scripts import Sampled
 from limiter.store.steering import Steering
 

@@ -48,7 +48,7 @@ from limiter.model.control.stewardship import Lease, Steer
 from limiter.model.overload.shedding import CLASSES, OverloadTerms, ShedOrder, State
 from limiter.model.overload.signals import Report, add
 from limiter.model.policy.period import Period, window_us
-from limiter.store import keys, layout
+from limiter.store import call_layout, keys, layout
 from limiter.store.keys import Slot
 from limiter.store.leases import lease_layout
 from tests.support.operations import charge_of
@@ -513,7 +513,7 @@ class History(RuleBasedStateMachine):
         assert self.scripts.report("shed", source, loads, self.now_us) == len(self.reports)
         raw = self.scripts.signals("shed")
         assert raw is not None
-        assert layout.unpack_reports(raw) == self.reports
+        assert call_layout.unpack_reports(raw) == self.reports
 
     @rule(bucket=st.sampled_from(list(BUCKETS)))
     def forget_a_record(self, bucket: str) -> None:

@@ -8,8 +8,8 @@ from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.store import keys
+from limiter.store.call_layout import LeaseLost
 from limiter.store.keys import Slot
-from limiter.store.layout import LeaseLost
 from limiter.store.scripts import (
     AcquireScript,
     LeaseScript,
