@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from limiter.engine.remainders import Remainders
 from limiter.model.bucket.bucket import Params
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, BucketAnswer, Verdict, Want
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.policy.choices import OnStoreFailure
 from limiter.model.policy.limit import Limit, scaled
 from limiter.store.keys import Slot

@@ -16,9 +16,9 @@ from limiter.model.bucket.in_flight import Slots
 from limiter.model.bucket.in_flight import is_sound as are_slots_sound
 from limiter.model.bucket.learned import Entry
 from limiter.model.bucket.learned import is_sound as are_entries_sound
-from limiter.model.bucket.ledger import Tombstone
 from limiter.model.bucket.lending import Book, Lent, Sums, is_lent_sound
 from limiter.model.control.sampling import Reading
+from limiter.model.ledger.correction import Tombstone
 from limiter.model.overload.shedding import CLASSES, LENT_FOR_US, Shedding, State, is_sound
 
 VERSION, VERSION_BEFORE = 2, 1

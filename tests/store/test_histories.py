@@ -27,7 +27,6 @@ from limiter.model.bucket.block import BlockTerms
 from limiter.model.bucket.bucket import KIND, RECORD_FLAGS, Flags, Params
 from limiter.model.bucket.in_flight import InFlightTerms
 from limiter.model.bucket.leases import LeaseAsk, LeaseKind, LeaseWant
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.lending import LendStatus, LendTerms, Part, Row, Said
 from limiter.model.bucket.operations import (
     COVERED,
@@ -45,6 +44,7 @@ from limiter.model.bucket.operations import (
     Want,
 )
 from limiter.model.control.stewardship import Lease, Steer
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.overload.shedding import CLASSES, OverloadTerms, ShedOrder, State
 from limiter.model.overload.signals import Report, add
 from limiter.model.policy.period import Period, window_us
