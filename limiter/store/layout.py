@@ -1,4 +1,4 @@
-"""What the store keeps as bytes, and rows of parameters: the Python side of `lua/lib/record.lua`.
+"""Records, tombstones and rows of parameters as bytes: the Python side of `lua/lib/record.lua`.
 
 The rest of calls and replies is in `limiter.store.call_layout`. Floats are little-endian float64,
 never text.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.model.bucket import bucket, lending, operations
+from limiter.model.bucket import bucket, lending, operations, reservation
 from limiter.model.bucket.block import Block
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RECORD_FLAGS, Flags, Record, fresh
 from limiter.model.bucket.in_flight import Slots
@@ -299,8 +299,8 @@ def test_statuses_have_the_same_numbers() -> None:
         call_layout._SHEDS,
         flush.IN_CLASS,
         flush.UNCOUNTED,
-        flush._EXPECTS,
-        flush._UNPAID,
+        reservation._EXPECTS,
+        reservation._UNPAID,
     )
     assert (ACQUIRE["ANSWER_ROW_SIZE"], ACQUIRE["SHEDS_ROW_SIZE"]) == (
         call_layout._ANSWER.size,
@@ -313,7 +313,7 @@ def test_statuses_have_the_same_numbers() -> None:
 
 def test_values_that_the_controller_sets_have_the_same_bits_and_bounds() -> None:
     sets = {name.lower(): number for name, number in STEER.items() if name.startswith("SETS_")}
-    assert sets == {f"sets_{name}": getattr(layout, f"_SETS_{name.upper()}") for name in SETS}
+    assert sets == {f"sets_{name}": getattr(call_layout, f"_SETS_{name.upper()}") for name in SETS}
     assert {name.removeprefix("ROW_"): number for name, number in STEER.items() if name.startswith("ROW_")} == {
         status.name: status for status in SteerStatus
     }

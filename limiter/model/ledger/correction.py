@@ -1,4 +1,4 @@
-"""What a settle or progress call debits or refunds, given what the acquire charged and what was settled before."""
+"""Debits and refunds of settles and progress calls, from the charges and the settles before."""
 
 from __future__ import annotations
 

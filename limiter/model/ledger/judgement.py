@@ -1,4 +1,4 @@
-"""What an acquire finds in the records of its buckets, and what it changes in them once all of them have been asked."""
+"""Verdicts of the buckets of an acquire, and the changes to their records once all have been asked."""
 
 from __future__ import annotations
 
