@@ -16,9 +16,9 @@ from typing import Any
 from limiter.client.holder import Grant, Lease
 from limiter.model.bucket.bucket import Flags, Params, Record, refill
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind, LeaseWant
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said, Used
 from limiter.model.bucket.operations import COVERED, Acquire, AcquireStatus, Want
+from limiter.model.ledger.ledger import Ledger
 
 LEASE_S = 3.0
 EPOCH_S = 1_790_000_000.0

@@ -12,6 +12,7 @@ SEED = int(os.environ.get("LENDING_SEED", random.randrange(10**6)))
 WORLDS = int(os.environ.get("LENDING_WORLDS", "150"))
 
 
+@pytest.mark.slow
 def test_whatever_goes_wrong_all_that_could_be_admitted_fits_into_the_limit() -> None:
     """F-L1 to F-L6: deaths, pauses, cuts, returns, losses, copies, delays, clocks, changed policies, debts."""
     for seed in range(SEED, SEED + WORLDS):
@@ -122,6 +123,7 @@ def test_uneven_holders_use_the_limit_and_equals_get_equal_parts() -> None:
     assert max(short) - min(short) <= 0.1 * sum(short) / len(short), short
 
 
+@pytest.mark.slow
 def test_f_l8_a_quota_is_never_overspent_whatever_holders_and_networks_do() -> None:
     """Portions on a network that loses, doubles and reorders; holders that die, forget and return."""
     for seed in range(SEED, SEED + WORLDS // 3):
