@@ -100,7 +100,8 @@ local HISTOGRAM_SIZE, HISTOGRAM_BEFORE_SIZE = 728, 576
 local COUNT_MAX = 4294967295  -- of latencies in one step
 
 local PARTS_SIZE, BOOK_HEAD_SIZE, SUMS_SIZE = 32, 49, 56
-local LEAP_MAX_US = 1200000          -- while anything is lent, own time goes forward by at most this in one call
+local LEAP_MAX_US = 1200000          -- while anything is lent, own time goes forward in one call by at most this,
+local LEAP_PARTS = 3                 -- or by a third of what is left of the leases
 local LENT_TTL_S = 86400             -- a bucket that lends is kept so long: a leap of the clock must not end it
 local STEP_BACK_MAX_US = 1000000     -- a clock this far back waits for the past to catch up; further back re-anchors
 local IDLE_TTL_S = 600               -- a bucket is kept at least this long after its last use
@@ -524,9 +525,10 @@ end
 local function refill_lending(record, elapsed_us)
   local tau = record[UPDATED] + record[SHIFT]
   if record[PARTS_UNTIL] > tau then
-    if elapsed_us > LEAP_MAX_US then
-      record[SHIFT] = record[SHIFT] - (elapsed_us - LEAP_MAX_US)
-      elapsed_us = LEAP_MAX_US
+    local believed_us = math.max(LEAP_MAX_US, (record[PARTS_UNTIL] - tau) / LEAP_PARTS)
+    if elapsed_us > believed_us then
+      record[SHIFT] = record[SHIFT] - (elapsed_us - believed_us)
+      elapsed_us = believed_us
     end
     local lent_us = math.min(elapsed_us, record[PARTS_UNTIL] - tau)
     local balance = record[BALANCE] + lent_us * record[RATE] * (1 - record[PARTS_RATE]) / 1e6

@@ -149,10 +149,11 @@ def test_a_book_of_another_length_than_it_says_is_no_record(ends: int, size: int
         layout.unpack_record(raw)
 
 
-@pytest.mark.parametrize("name", ["GRAIN_US", "ROW_KEPT_US", "SMOOTH_US", "PLAIN_MIN_US"])
+@pytest.mark.parametrize("name", ["GRAIN_US", "MARGIN_US", "ROW_KEPT_US", "SMOOTH_US", "PLAIN_MIN_US"])
 def test_the_constants_of_lending_are_the_scripts(name: str) -> None:
     assert LEND[name] == getattr(lending, name)
     assert RECORD["LEAP_MAX_US"] == lending.LEAP_MAX_US
+    assert RECORD["LEAP_PARTS"] == lending.LEAP_PARTS
 
 
 @pytest.mark.parametrize("status", [status for status in LendStatus if status is not LendStatus.REPEATED])

@@ -106,7 +106,8 @@ class Ledger:
             lending.begin(record, leases.terms_of(want.params).need)
             for want, record in zip(ask.wants, records, strict=True)
         ]
-        row = copy.deepcopy(self.rows.get(ask.lease))
+        found = self.rows.get(ask.lease)
+        row = None if found is None else found.copy()
         status = leases.standing(row if leases.is_known(row, books) else None, ask)
         if status is LendStatus.REPEATED:
             assert row is not None
@@ -337,7 +338,7 @@ def _copy(record: Record) -> Record:
     entries, lent, book = (
         [replace(entry) for entry in record.learned],
         copy.copy(record.lent),
-        copy.deepcopy(record.book),
+        None if record.book is None else record.book.copy(),
     )
     apart = {
         "histogram": list(record.histogram), "shedding": known, "block": blocked, "slots": slots, "learned": entries,
