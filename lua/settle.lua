@@ -381,6 +381,7 @@ local function count_class(shedding, i, took_ms)
   shedding[TIMED + class] = shedding[TIMED + class] + 1
   shedding[SECONDS] = shedding[SECONDS] + took_ms / 1000
   if failed or (target_ms > 0 and took_ms > target_ms) then shedding[LATE + class] = shedding[LATE + class] + 1 end
+  if failed then shedding[FAILED] = shedding[FAILED] + 1 end
   local slack, least = expected_ms - took_ms, slacks[index[i]] or math.huge
   if slack < least and not failed then slacks[index[i]] = slack end
   if not failed then  -- Q13: a step towards the median

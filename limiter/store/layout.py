@@ -37,7 +37,7 @@ _LENT = Struct("<4d")
 _BOOK = Struct("<B6d")
 _SUMS = Struct("<7d")
 _REQUESTS_UNTIL = Struct("<d")
-_SHEDDING = Struct("<48d")
+_SHEDDING = Struct("<49d")
 _SHEDDING_BEFORE = Struct("<28d")
 """As it was in older records, which are read and written anew."""
 _BLOCK = Struct("<3d")
@@ -255,6 +255,7 @@ def _pack_shedding(known: Shedding) -> bytes:
         known.slack_before_ms,
         *known.ahead,
         known.median_ms,
+        known.failed,
     )
 
 
@@ -279,6 +280,7 @@ def _unpack_shedding(raw: bytes, at: int) -> Shedding:
         slack_before_ms=values[42],
         ahead=values[43:47],
         median_ms=values[47],
+        failed=values[48],
     )
 
 

@@ -88,8 +88,9 @@ local SLACK_MIN = 42   -- ms, least of expected - actual since the bucket was la
 local SLACK_BEFORE = 43  -- ms, the same between the last two listings
 local AHEAD = 44       -- Q13, S11: requests of a class refused so that others are spared, plus 1; 0: no other was refused yet
 local MEDIAN_MS = 48   -- Q13: about how long half of the answers take that did not fail; 0: not known
-local SHEDDING_FIELDS = '<dddddddddddddddddddddddddddddddddddddddddddddddd'
-local SHEDDING_SIZE, SHEDDING_COUNT = 384, 48
+local FAILED = 49      -- Q8: settled requests whose outcome counts as late, however fast the answer
+local SHEDDING_FIELDS = '<ddddddddddddddddddddddddddddddddddddddddddddddddd'
+local SHEDDING_SIZE, SHEDDING_COUNT = 392, 49
 local SHEDDING_BEFORE_SIZE = 224  -- as it was in older records
 local OVERLOADED = 3
 local LENT_FOR_US, LENT_FOR_MAX_US = 10000000, 60000000
@@ -205,7 +206,7 @@ local function no_shedding(params, share)
     for class = 0, CLASSES - 1 do shedding[SHED_LIMIT + class] = limit end
   end
   shedding[SLACK_MIN], shedding[SLACK_BEFORE] = math.huge, math.huge
-  for i = AHEAD, MEDIAN_MS do shedding[i] = 0 end
+  for i = AHEAD, FAILED do shedding[i] = 0 end
   return shedding
 end
 
@@ -331,7 +332,7 @@ local function unpack_rest(record, raw, size, at)
         shedding[TIMED + class], shedding[ASKED + class] = old[19 + class], old[15 + class] + old[19 + class]
       end
       shedding[SLACK_MIN], shedding[SLACK_BEFORE] = old[27], old[28]
-      for i = AHEAD, MEDIAN_MS do shedding[i] = 0 end
+      for i = AHEAD, FAILED do shedding[i] = 0 end
       record[SHEDDING], at = shedding, at + SHEDDING_BEFORE_SIZE
     else
       record[SHEDDING], at = { unpack_struct(SHEDDING_FIELDS, raw, at) }, at + SHEDDING_SIZE

@@ -123,7 +123,7 @@ def test_a_record_comes_back_as_it_was(
     raw = layout.pack_record(record)
     assert layout.unpack_record(raw) == record
     histograms = 4 * HISTOGRAM_STEPS * classes * (histogram is not None)
-    trailers = 24 * (share is not None) + 8 * (requests_until is not None) + 384 * (shedding is not None)
+    trailers = 24 * (share is not None) + 8 * (requests_until is not None) + 392 * (shedding is not None)
     trailers += 24 * (block is not None) + 40 * (slots is not None)
     trailers += 0 if lent is None else 32 + 49 + 56 * len(lent[1].ends)
     assert len(raw) == 179 + histograms + trailers
