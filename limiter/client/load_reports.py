@@ -232,7 +232,7 @@ class Readings:
         self._own_wait_s = 0.0
 
     def read(self, late_s: float, *, with_threads: bool = True) -> Sample:
-        """Return a sample. `late_s`: how late the last pause ended. Threads cost a file each, so few samples have them."""
+        """Return a sample. `late_s`: how late the last pause ended. Threads cost a file each; few samples have them."""
         common = Sample(cpu_s=self.processors.cpu_s(), loop_delay_s=late_s)
         if self._threads is None:
             ready = tasks_ready(asyncio.get_running_loop())
