@@ -321,10 +321,11 @@ class LoadReporter:
         self.meter = LoadMeter(processors=self._readings.processors.number, smoothing_s=self._smoothing_s)
         source = self._source or f"{socket.gethostname()}-{os.getpid()}"
         report_s = time.monotonic() + self._draw() * self._interval_s
-        late_s = 0.0
+        late_s, is_first = 0.0, True
         while True:
             now_s, cpu_s = time.monotonic(), time.thread_time()
-            is_due = now_s >= report_s
+            # Sums say nothing before their second reading.
+            is_due, is_first = now_s >= report_s and not is_first, False
             try:
                 sample = self._readings.read(late_s, with_threads=is_due)
                 self.meter.sample(now_s, sample._replace(queue_age_s=self._queue_age()))
