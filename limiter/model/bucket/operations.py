@@ -152,6 +152,11 @@ class Pressure(_Value, frozen=True, gc=False):
     limit: float = 0.0
     """In flight, from which on the class is refused; 0: not limited (S9)."""
 
+    @property
+    def drawn_share(self) -> float:
+        """The refused share, if requests are drawn by it alone: not if what is in flight or a rate decides."""
+        return 0.0 if self.limit > 0 or self.rate > 0 else self.refused_share
+
 
 class BucketAnswer(_Value, frozen=True, gc=False):
     """One bucket's part in an acquire, with its resulting state."""
