@@ -8,7 +8,6 @@ from typing import Any
 
 from limiter.model.policy.criticality import Criticality
 from loadtest.overload.backend_terms import BackendTerms, Slowing
-from loadtest.overload.calls import Ask
 from loadtest.overload.figures.looks import FIXED, OURS, PUBLISHED, WITHOUT, per_second, served
 from loadtest.overload.study import (
     Beside,
@@ -21,6 +20,7 @@ from loadtest.overload.study import (
     over_time,
     shown_share,
 )
+from loadtest.overload.user_calls import Ask
 from loadtest.overload.users import Crowd, Moment, Phase
 from loadtest.overload.variant import Variant
 from loadtest.plot import Chart, Line, Panel
