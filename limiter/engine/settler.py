@@ -155,7 +155,7 @@ class Settler:
                         operations = going.setdefault(slot, [])
                     self._ask(operation, reservation, slot, now_us)
                     operations.append(operation)
-            except Exception as error:  # what is wrong with one must not cost the others their answers
+            except Exception as error:  # an error of one must not cost the others their answers
                 operation.finish(error)
         for slot, operations in going.items():
             self._buckets.settles.start_many(slot, operations, deadline_s=deadline_s)
@@ -216,7 +216,7 @@ class Settler:
                 desk.answer_settles(operations)
 
     def _settle_plainly(self, operation: Correction, limit: Limit, settled: tuple[Any, ...], now_us: int) -> None:
-        """The way of nearly all settles: one bucket of a limit that is there, and no value is made of what it said."""
+        """Conclude a settle of one bucket whose limit exists, as nearly all are, without a value of the answer."""
         _, late, stop, work, deadline_us, before_us, code, balance, adjusted, uncollected, rate, capacity = settled
         ((_, _, weight, in_requests, *_),) = operation.taken
         if in_requests or not weight:

@@ -25,7 +25,7 @@ PLACES_MAX = 1_000_000
 """The highest limit that a policy may set."""
 
 STEP_BACK_MAX_US = 1_000_000
-"""A clock that steps back by at most this waits for the past to catch up; a larger step begins the slots anew."""
+"""A clock that steps back by at most this waits for the past to catch up; after a larger step the slots start again."""
 
 
 class InFlightTerms(NamedTuple):

@@ -32,7 +32,7 @@ class Verdict(IntEnum):
     TURNED_AWAY = 3
     """Refused by overload control, whatever the limit."""
     DENIED = 8
-    """The key is blocked for a time (W17). Not 4: that bit of an answer tells the unit."""
+    """The key is blocked for a time (W17). Not 4: that bit of an answer is the unit."""
     FULL = 9
     """As many reservations are open as may be (W18)."""
 
