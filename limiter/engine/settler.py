@@ -178,6 +178,13 @@ class Settler:
             reservation.late_us,
         )
         operation.taken = taken = reservation.taken
+        if len(taken) == 1 and request.outcome == "ok":  # nearly all
+            bucket = taken[0][0]
+            limit = find(namespace, bucket)
+            operation.buckets, operation.limits = (bucket,), (limit,)
+            operation.rows = (b"" if limit is None else pack_params(limit.params(now_us)),)
+            operation.charges = (corrected(taken[0], 0.0 if limit is None else limit.unit),)
+            return
         operation.buckets = [charge[0] for charge in taken]
         operation.limits = limits = [find(namespace, bucket) for bucket in operation.buckets]
         operation.rows = [b"" if limit is None else pack_params(limit.params(now_us)) for limit in limits]
