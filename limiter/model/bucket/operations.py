@@ -34,7 +34,7 @@ class Verdict(IntEnum):
     DENIED = 8
     """The key is blocked for a time (W17). Not 4: that bit of an answer is the unit."""
     FULL = 9
-    """As many reservations are open as may be (W18)."""
+    """The most reservations that may be open are open (W18)."""
 
 
 class AcquireStatus(IntEnum):
