@@ -34,7 +34,7 @@ from api.routes import (
 )
 from api.routes.bodies import BodyRefused, LastAnswer
 from api.routes.documentation import docs_page
-from api.routes.documentation.openapi import describe
+from api.routes.documentation.openapi_document import describe
 from api.routes.metrics import metrics_routes
 from api.routes.metrics.node_metrics import NodeMetrics
 from api.routes.policies import audit_routes, namespace_routes, policy_routes
