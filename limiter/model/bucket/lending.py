@@ -269,6 +269,13 @@ def free_capacity(record: Lending) -> float:
     return record.capacity if lent is None else record.capacity * (1.0 - lent.capacity)
 
 
+def keep_lent(record: Lending, bound: float, capacity: float) -> None:
+    """Before the capacity is raised: a bound does not grow with it, so neither does the bucket's own part of that."""
+    if record.lent is not None and record.lent.capacity != 0:
+        own = free_capacity(record) * (capacity + bound) / (record.capacity + bound)
+        record.lent.capacity = 1.0 - min(1.0, own / capacity)
+
+
 def free_part(record: Lending) -> float:
     """The part of its capacity, and of the places in flight, that the bucket itself keeps."""
     return 1.0 if record.lent is None else 1.0 - record.lent.capacity

@@ -1,5 +1,7 @@
 """Histories of leases that random worlds seldom meet, one for each rule that they would not miss (B8, promise 7)."""
 
+from dataclasses import replace
+
 import pytest
 
 from limiter.model.bucket.bucket import Flags, Params, Record
@@ -111,6 +113,18 @@ def test_a_clock_that_goes_back_ends_no_part_later_and_wakes_no_lease() -> None:
     bucket.lend(-3584.0, "two", 1.0)
     bucket.lend(-3584.0, "two", 2.0, LeaseKind.RETURN)
     assert bucket.lend(-7200.0, "one", 2.0).status is LendStatus.UNKNOWN
+
+
+def test_f_l5_a_capacity_that_is_raised_raises_no_bound() -> None:
+    """Found by hostile(2653227196): until the next renewal the bucket held a part of a bound that had grown with it."""
+    bucket = Bucket(replace(TERMS, lending=LendTerms(bound=100.0, need=1.0)))
+    one = bucket.slice(0.0, "one", 1.0, wanted=50.0)
+    bucket.terms = replace(bucket.terms, capacity=300.0)
+    bucket.balance(0.1)
+    lent = bucket.record.lent
+    assert lent is not None
+    assert 0 < lent.capacity < 1
+    assert 300.0 * (1.0 - lent.capacity) == pytest.approx(400.0 * (1.0 - one.part))
 
 
 def test_a_part_that_has_ended_is_held_no_more_whatever_its_holder_says() -> None:
