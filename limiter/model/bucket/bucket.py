@@ -405,6 +405,8 @@ def adopt(record: Record, params: Params, now_us: int) -> None:
                 record.rate = cap if 0 < cap < RATE_MAX else params.cap * share
             capacity = _burst_of(params, share, record.rate)
         record.committed = committed
+    if params.lending is not None and capacity > record.capacity:
+        lending.keep_lent(record, params.lending.bound, capacity)
     record.capacity = capacity
     record.balance = min(record.balance, lending.free_capacity(record))
     _adopt_bounds(record, params, share)
