@@ -40,7 +40,7 @@ POLICY = {
 
 
 GUARDED = {"name": "steered", "per": ["customer"], "rate": 1e6, "overload": {"response_time": {"target_ms": 1000}}}
-TURNS = 3
+TURNS = 2
 
 
 class Turns(NamedTuple):
@@ -72,7 +72,7 @@ class ControllerBench:
         self._slot = Slot(namespace)
         self._plan = make_plans(read_policy_set({"policies": [{**policy, "namespace": namespace}]}))[namespace]
         self._limit = self._plan.terms["steered"].limit
-        self._steering = Steering(link, lease_ms=60_000)
+        self._steering = Steering(link, lease_ms=60_000, timeout_s=60.0)
         self._acquire, self._settle = AcquireScript(), SettleScript()
         self._calls = 0
         self._used_s = 0.0
