@@ -36,10 +36,8 @@ LAWS: dict[str, tuple[dict[str, Any], str]] = {
 }
 HUNG = "hung"
 SCALE_CHOSEN = """\
-The backend is of 100 requests per second, because one machine runs everything. Before, on one of 30 per second and with
-  the machine less busy, `ideal` served 40 % of the capacity at 2× and 73 % at 10×, `damped` 78 and 77 %. Why small
-  backends are served so much worse than one of 3000 per second is not known yet. Callers tolerate an excess of 10 %,
-  which is one standard deviation of a second's arrivals here and five of them at 3000 per second"""
+The backend is of 100 requests per second, because one machine runs everything. Callers tolerate an excess of 10 %, which
+  is one standard deviation of a second's arrivals here and five of them at 3000 per second: so many more are late here"""
 AFTER_HANG = """\
 After a hang both modes let in far less than is asked for the rest of the run, see the last panel"""
 RANK_ZERO = """\
