@@ -1,7 +1,7 @@
 """Acquire and settle as values: operations and their answers.
 
 The same values go to the scripts (packed by `limiter.store.layout`) and to the model
-(`limiter.model.bucket.ledger`). A request makes dozens of them: a struct costs a quarter of a named tuple, and as
+(`limiter.model.ledger.ledger`). A request makes dozens of them: a struct costs a quarter of a named tuple, and as
 nothing in them can refer back to them, the garbage collector need not track them (`gc=False`).
 """
 

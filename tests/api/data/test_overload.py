@@ -11,7 +11,7 @@ from limiter.model.control.stewardship import Steer, SteerStatus
 from limiter.model.overload.shedding import ShedOrder, State
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy_set
-from limiter.store import layout
+from limiter.store import call_layout
 from tests.support.lanes import CUSTOMER, normal
 from tests.support.live import LANES, Lane, LiveApi, ask, exchange, request
 from tests.support.servers import Server
@@ -104,7 +104,7 @@ def test_g5_a_report_is_taken_and_kept_where_the_controller_finds_it(
     )
     raw = ScriptStore(store).signals(f"busy:{customer}")
     assert raw is not None
-    (report,) = layout.unpack_reports(raw)
+    (report,) = call_layout.unpack_reports(raw)
     assert report.loads == {"cpu": 0.93}
     assert report.reported_us > 0
 
