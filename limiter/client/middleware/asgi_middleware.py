@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, MutableMapping
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Unpack
 
 from limiter.client.gate import Headgate
 from limiter.client.grants import outcome_of
@@ -38,6 +38,7 @@ from limiter.client.middleware.measured_work import (
 )
 from limiter.client.middleware.refusal_answer import RefusalAnswer, passed_on_answer, refusal_answer, throttled_in
 from limiter.client.middleware.request_rules import (
+    AcquireOptions,
     DescriptorRule,
     EdgeRule,
     IncomingRequest,
@@ -54,8 +55,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-TRY_AGAIN_LATER = 1013
-"""The code with which a WebSocket is closed that may not work now."""
+CLOSE = {"type": "websocket.close", "code": 1013, "reason": "refused"}
+"""Try again later: for a WebSocket that may not work now."""
 
 
 class AsgiRequest(IncomingRequest):
@@ -88,7 +89,7 @@ class HeadgateMiddleware:
 
     `descriptor`, `work`, `edge` and `criticality` (the class of requests that name none) are described in
     `request_rules`, `settle` in `measured_work`. Further options go to `gate.acquire`: `namespace`, `on_refused`,
-    `wait_s`, `deadline_ms` and so on.
+    `wait_s`, `deadline_ms` and so on. Add it with `add_middleware(HeadgateMiddleware, gate=gate, descriptor=…)`.
     """
 
     def __init__(
@@ -101,13 +102,12 @@ class HeadgateMiddleware:
         settle: SettleRule = None,
         edge: EdgeRule = None,
         criticality: str | None = None,
-        **acquire: Any,
+        **acquire: Unpack[AcquireOptions],
     ) -> None:
         self.app = app
         self._gate = gate
-        self._rules = RequestRules(descriptor, work=work, edge=edge, criticality=criticality)
+        self._rules = RequestRules(descriptor, work=work, edge=edge, criticality=criticality, options=acquire)
         self._settle = check_settle(settle)
-        self._acquire = acquire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -136,7 +136,7 @@ class HeadgateMiddleware:
         try:
             grant = await self._ask(request)
         except Throttled as refusal:
-            await exchange_of.refuse(scope, receive, send, refusal_answer(refusal), is_new=True)
+            await exchange_of.refuse(scope, receive, send, refusal_answer(refusal))
             return
         scope["headgate"] = grant
         scope.setdefault("state", {})["headgate"] = grant
@@ -147,9 +147,8 @@ class HeadgateMiddleware:
                 await self._run(work, scope, exchange)
         except BaseException as error:
             work.end(exchange.failed(error))
-            if throttled_in(error) is None or exchange.has_begun:
+            if throttled_in(error) is None or not await exchange.pass_on(scope):
                 raise
-            await exchange_of.refuse(scope, receive, send, passed_on_answer(), is_new=False)
         else:
             exchange.end()
 
@@ -162,7 +161,7 @@ class HeadgateMiddleware:
             descriptor = await descriptor
         if not descriptor:
             return unasked_grant()
-        return await self._gate.acquire(within_bounds(descriptor), work, **self._acquire)
+        return await self._gate.acquire(within_bounds(descriptor), work, **self._rules.options)
 
     async def _run(self, work: MeasuredWork, scope: Scope, exchange: _Exchange) -> None:
         running: Any = self.app(scope, exchange.receive, exchange.send)
@@ -180,7 +179,7 @@ class _Exchange:
         self._send = send
         self._ends_work = ends_work
         """The work is over when the answer is."""
-        self.has_begun = False
+        self._has_begun = False
         self._is_complete = False
         self._is_left = False
         """The client has gone."""
@@ -208,6 +207,10 @@ class _Exchange:
         """Note a message that was sent."""
         raise NotImplementedError
 
+    async def pass_on(self, scope: Scope) -> bool:
+        """Tell the client that a layer below refused, so that it does not retry; False: it is too late for that."""
+        raise NotImplementedError
+
     def complete(self) -> None:
         self._is_complete = True
         if self._ends_work:
@@ -229,7 +232,7 @@ class _Http(_Exchange):
     def note(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
-            self.has_begun = True
+            self._has_begun = True
             headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())]
             self._work.answered(message["status"], headers)
         elif kind == "http.response.body":
@@ -241,8 +244,13 @@ class _Http(_Exchange):
             self._work.sent(int(self._work.header("content-length") or 0), more=False)
             self.complete()
 
+    async def pass_on(self, scope: Scope) -> bool:
+        if not self._has_begun:
+            await _send_answer(self._send, "http", passed_on_answer())
+        return not self._has_begun
+
     @staticmethod
-    async def refuse(scope: Scope, receive: Receive, send: Send, answer: RefusalAnswer, *, is_new: bool) -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send, answer: RefusalAnswer) -> None:
         await _send_answer(send, "http", answer)
 
 
@@ -252,12 +260,11 @@ class _WebSocket(_Exchange):
     def note(self, message: Message) -> None:
         kind = message["type"]
         if kind == "websocket.accept":
-            self.has_begun = True
+            self._has_begun = True
         elif kind == "websocket.send":
             body = message.get("bytes")
             self._work.sent(len(message["text"].encode() if body is None else body), more=True)
         elif kind == "websocket.close":
-            self.has_begun = True
             self.complete()
 
     def left(self) -> None:
@@ -267,14 +274,27 @@ class _WebSocket(_Exchange):
     def failed(self, error: BaseException) -> str:
         return "ok" if self._is_complete else outcome_of(error)
 
-    @staticmethod
-    async def refuse(scope: Scope, receive: Receive, send: Send, answer: RefusalAnswer, *, is_new: bool) -> None:
-        if is_new:
-            await receive()  # websocket.connect
-        if "websocket.http.response" in (scope.get("extensions") or {}):
-            await _send_answer(send, "websocket.http", answer)
+    async def pass_on(self, scope: Scope) -> bool:
+        if self._is_complete:
+            return False
+        if self._has_begun:
+            await self._send(CLOSE)
         else:
-            await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": "refused"})
+            await _refuse_socket(scope, self._send, passed_on_answer())
+        return True
+
+    @staticmethod
+    async def refuse(scope: Scope, receive: Receive, send: Send, answer: RefusalAnswer) -> None:
+        await receive()  # websocket.connect
+        await _refuse_socket(scope, send, answer)
+
+
+async def _refuse_socket(scope: Scope, send: Send, answer: RefusalAnswer) -> None:
+    """Answer the handshake of a WebSocket, if the server can; otherwise close it, which most servers make a 403."""
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        await _send_answer(send, "websocket.http", answer)
+    else:
+        await send(CLOSE)
 
 
 async def _send_answer(send: Send, kind: str, answer: RefusalAnswer) -> None:

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, closing
 from functools import wraps
 from time import monotonic_ns
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
 from limiter.client.middleware.cost import CpuTimed, cpu_cost
 from limiter.client.middleware.measured_work import working_under
-from limiter.client.middleware.request_rules import Descriptor, within_bounds
+from limiter.client.middleware.request_rules import AcquireOptions, Descriptor, checked_options, within_bounds
 from limiter.client.sync_gate import SyncHeadgate
 from limiter.client.throttled import Throttled
 
@@ -34,7 +34,7 @@ def limited(
     settle: ResultSettle = None,
     each: Callable[[Any], float] | None = None,
     fallback: Callable[..., Any] | None = None,
-    **acquire: Any,
+    **acquire: Unpack[AcquireOptions],
 ) -> Callable[[F], F]:
     """Return a decorator for functions that may run as often as the service grants.
 
@@ -69,19 +69,19 @@ class _Terms:
         function: Callable[..., Any],
         descriptor: Mapping[str, str] | Callable[..., Descriptor],
         work: float | Callable[..., float] | None,
-        acquire: dict[str, Any],
+        options: AcquireOptions,
     ) -> None:
         self._descriptor = descriptor
         self._work = work
         self._signature = inspect.signature(function)
         self._names_arguments = isinstance(descriptor, Mapping) and any("{" in value for value in descriptor.values())
-        self._acquire = acquire
+        self._options = checked_options(options)
 
     def asks(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments of `acquire` for one call."""
         work = self._work(*args, **kwargs) if callable(self._work) else self._work
         descriptor = within_bounds(self._described(*args, **kwargs))
-        return {"descriptor": descriptor, "work": work, **self._acquire}
+        return {"descriptor": descriptor, "work": work, **self._options}
 
     def _described(self, *args: Any, **kwargs: Any) -> Descriptor:
         if callable(self._descriptor):

@@ -20,7 +20,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from time import monotonic_ns
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Unpack
 
 import grpc
 import grpc.aio
@@ -30,6 +30,7 @@ from limiter.client.grants import Grant, outcome_of
 from limiter.client.middleware.measured_work import MeasuredWork, unasked_grant, working_under
 from limiter.client.middleware.refusal_answer import throttled_in
 from limiter.client.middleware.request_rules import (
+    AcquireOptions,
     DescriptorRule,
     EdgeRule,
     IncomingRequest,
@@ -97,14 +98,13 @@ class HeadgateInterceptor(grpc.aio.ServerInterceptor):
         settle: Literal["latency"] | Callable[[GrpcRequest, MeasuredWork], float | None] | None = None,
         edge: EdgeRule = None,
         criticality: str | None = None,
-        **acquire: Any,
+        **acquire: Unpack[AcquireOptions],
     ) -> None:
         if settle not in ("latency", None) and not callable(settle):
             raise ValueError(f"settle is latency, a function or None, not {settle!r}")
         self._gate = gate
-        self._rules = RequestRules(descriptor, work=work, edge=edge, criticality=criticality)
+        self._rules = RequestRules(descriptor, work=work, edge=edge, criticality=criticality, options=acquire)
         self._settle = settle
-        self._acquire = acquire
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any
@@ -185,7 +185,7 @@ class HeadgateInterceptor(grpc.aio.ServerInterceptor):
             descriptor = await descriptor
         if not descriptor:
             return unasked_grant()
-        return await self._gate.acquire(within_bounds(descriptor), work, **self._acquire)
+        return await self._gate.acquire(within_bounds(descriptor), work, **self._rules.options)
 
 
 async def _refuse(context: Any, refusal: Throttled) -> NoReturn:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import parse_qs
 
+from limiter.client.gate import Refused
 from limiter.client.holder import CRITICALITIES
 from limiter.client.request_context import CRITICALITY_HEADER, from_header
 
@@ -201,10 +202,30 @@ def checked(name: str) -> str:
     return name
 
 
+class AcquireOptions(TypedDict, total=False):
+    """Options that go to `acquire` as they are."""
+
+    namespace: str | None
+    expected_latency_ms: float | None
+    ttl_ms: int | None
+    on_refused: Refused | None
+    wait_s: float | None
+    deadline_ms: float | None
+
+
 class RequestRules:
     """The rules of one middleware, read once."""
 
-    def __init__(self, descriptor: DescriptorRule, *, work: WorkRule, edge: EdgeRule, criticality: str | None) -> None:
+    def __init__(
+        self,
+        descriptor: DescriptorRule,
+        *,
+        work: WorkRule,
+        edge: EdgeRule,
+        criticality: str | None,
+        options: AcquireOptions,
+    ) -> None:
+        self.options = checked_options(options)
         self.class_of = class_rule(edge, criticality)
         self._descriptor = descriptor_rule(descriptor)
         self._work = work_rule(work)
@@ -216,3 +237,11 @@ class RequestRules:
             return None
         descriptor = self._descriptor(request)
         return None if descriptor is None else (work, descriptor)
+
+
+def checked_options(options: AcquireOptions) -> AcquireOptions:
+    if unknown := options.keys() - AcquireOptions.__annotations__.keys():
+        raise TypeError(
+            f"unknown option {', '.join(sorted(unknown))}; acquire has {', '.join(AcquireOptions.__annotations__)}"
+        )
+    return options

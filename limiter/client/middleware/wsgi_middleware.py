@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import Context, copy_context
 from http import HTTPStatus
 from time import monotonic_ns, thread_time_ns
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from limiter.client.grants import Grant, outcome_of
 from limiter.client.middleware.framework_routes import django_route, is_django, werkzeug_route
@@ -35,6 +35,7 @@ from limiter.client.middleware.measured_work import (
 )
 from limiter.client.middleware.refusal_answer import RefusalAnswer, passed_on_answer, refusal_answer, throttled_in
 from limiter.client.middleware.request_rules import (
+    AcquireOptions,
     DescriptorRule,
     EdgeRule,
     IncomingRequest,
@@ -89,13 +90,12 @@ class HeadgateMiddleware:
         settle: SettleRule = None,
         edge: EdgeRule = None,
         criticality: str | None = None,
-        **acquire: Any,
+        **acquire: Unpack[AcquireOptions],
     ) -> None:
         self.app = app
         self._gate = gate
-        self._rules = RequestRules(descriptor, work=work, edge=edge, criticality=criticality)
+        self._rules = RequestRules(descriptor, work=work, edge=edge, criticality=criticality, options=acquire)
         self._settle = check_settle(settle)
-        self._acquire = acquire
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         context = copy_context()
@@ -130,7 +130,7 @@ class HeadgateMiddleware:
         if asked is None or not asked[1]:
             return unasked_grant()
         work, descriptor = asked
-        return self._gate.acquire(within_bounds(descriptor), work, **self._acquire).now()
+        return self._gate.acquire(within_bounds(descriptor), work, **self._rules.options).now()
 
 
 class _ThreadCpu:
