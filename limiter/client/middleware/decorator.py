@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast
 
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
-from limiter.client.middleware.cost import CpuTimed, cpu_cost
+from limiter.client.middleware.cost import cpu_cost, cpu_time_of
 from limiter.client.middleware.measured_work import working_under
 from limiter.client.middleware.request_rules import AcquireOptions, Descriptor, checked_options, within_bounds
 from limiter.client.sync_gate import SyncHeadgate
@@ -105,9 +105,11 @@ def _awaited(gate: Headgate, function: Any, terms: _Terms, settle: ResultSettle,
             return await instead if inspect.isawaitable(instead) else instead
         began_ns = monotonic_ns()
         with grant, working_under(grant):
-            timed = CpuTimed(function(*args, **kwargs))
-            result = await timed
-            _settle(grant, settle, result, began_ns, timed.ms)
+            if settle == "cpu":
+                result, cpu_ms = await cpu_time_of(function(*args, **kwargs))
+            else:
+                result, cpu_ms = await function(*args, **kwargs), 0.0
+            _settle(grant, settle, result, began_ns, cpu_ms)
             return result
 
     return awaited

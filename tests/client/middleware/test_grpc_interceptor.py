@@ -86,7 +86,7 @@ def plain(message: bytes, context: Any) -> bytes:
     return message
 
 
-METHODS = {
+METHODS: dict[str, Any] = {
     **{one.__name__: grpc.unary_unary_rpc_method_handler(one)
        for one in (echo, criticality, settle, fail, abort, set_code, below, hang, plain)},
     **{one.__name__: grpc.unary_stream_rpc_method_handler(one) for one in (count, write, endless)},

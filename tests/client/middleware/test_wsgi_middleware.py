@@ -45,8 +45,12 @@ def held() -> Iterator[bytes]:
     assert released.wait(20.0)
 
 
-def refused_below() -> None:
+def refused_below() -> str:
     raise Throttled(reason="work", policy="secret-policy-of-below", retry="after", retry_after_ms=100.0)
+
+
+def broken() -> str:
+    raise ZeroDivisionError
 
 
 def flask_application() -> flask.Flask:
@@ -56,7 +60,7 @@ def flask_application() -> flask.Flask:
     app.add_url_rule("/endless", view_func=lambda: flask.Response(endless()), endpoint="endless")
     app.add_url_rule("/held", view_func=lambda: flask.Response(held()), endpoint="held")
     app.add_url_rule("/below", view_func=refused_below, endpoint="below")
-    app.add_url_rule("/fail", view_func=lambda: 1 / 0, endpoint="fail")
+    app.add_url_rule("/fail", view_func=broken, endpoint="fail")
     app.register_error_handler(Throttled, throttled_response)
 
     @app.get("/tokens/<int:used>")
@@ -79,7 +83,7 @@ urlpatterns = [
     path("endless", lambda request: StreamingHttpResponse(endless())),
     path("held", lambda request: StreamingHttpResponse(held())),
     path("below", lambda request: refused_below()),
-    path("fail", lambda request: 1 / 0),
+    path("fail", lambda request: broken()),
     path("tokens/<int:used>", tokens),
 ]
 
