@@ -4,6 +4,8 @@ from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
 from limiter.client.holder import Lease
+from limiter.client.middleware.decorator import limited
+from limiter.client.middleware.measured_work import present_grant
 from limiter.client.request_context import CarryingExecutor, carry, criticality, raised
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.sync_gate import SyncHeadgate
@@ -22,5 +24,7 @@ __all__ = [
     "Throttled",
     "carry",
     "criticality",
+    "limited",
+    "present_grant",
     "raised",
 ]

@@ -21,7 +21,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from limiter.client import holder
 from limiter.client.adaptive import AdaptiveThrottle
@@ -36,6 +36,8 @@ from limiter.client.throttled import Misused, Throttled, is_refusal
 
 if TYPE_CHECKING:
     from limiter.client.sync_gate import SyncHeadgate
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
 """What happens to a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
@@ -288,6 +290,13 @@ class Headgate:
         """Hold a lease on a descriptor: `async with gate.lease({...}) as lease`, then `lease.try_acquire(1)` decides
         at once."""
         return Leased(self, (self._namespace if namespace is None else namespace, descriptor, weight))
+
+    def limited(self, descriptor: Any, work: Any = None, **options: Any) -> Callable[[F], F]:
+        """Return a decorator for coroutine functions and asynchronous generators; arguments as those of
+        `headgate.limited`."""
+        from limiter.client.middleware.decorator import limited
+
+        return limited(self, descriptor, work, **options)
 
     async def settle(
         self,
