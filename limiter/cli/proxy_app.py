@@ -13,6 +13,7 @@ from api.data import render
 from api.data.answer import JSON, PROBLEM, Answer, header
 from api.data.counts import NO_ROUTE, count
 from api.data.decode import BadRequest, CrossSite
+from api.data.json_text import shown
 from api.data.plane import Headers
 from api.data.request_ids import HEADER, identified
 from api.routes.bodies import BodyRefused, LastAnswer, read_body
@@ -91,13 +92,13 @@ class ProxyApp:
 
     async def _answer(self, request: Request, path: str) -> Answer:
         posts = path.encode() in self._plane.paths
-        allowed = ["POST", "OPTIONS"] if posts else ["GET", "HEAD", "OPTIONS"] if path in self._gets else []
+        allowed = ["OPTIONS", "POST"] if posts else ["GET", "HEAD", "OPTIONS"] if path in self._gets else []
         if not allowed:
             return render.problem(404, "no_such_path", NOTHING_HERE)
         if request.method == "OPTIONS":
             return Answer(204, header("allow", ", ".join(allowed)), b"")
         if request.method not in allowed:
-            detail = f"{request.method} is not for this path; allowed: {', '.join(allowed)}"
+            detail = f"{shown(request.method)} is not for this path; allowed: {', '.join(allowed)}"
             return render.problem(405, "method", detail).with_header("allow", ", ".join(allowed))
         if posts:
             return await self._post(request, path)

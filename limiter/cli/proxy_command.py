@@ -103,7 +103,7 @@ def proxy(
     ] = 10_000,
     deadline_ms: Annotated[
         int, typer.Option(min=10, max=60_000, help="Milliseconds after which a waiting operation gets a 503.")
-    ] = 400,
+    ] = 1000,
     connections_max: Annotated[int, typer.Option(min=2, max=256, help="Connections to all nodes together.")] = 16,
     rate_limit_headers: Annotated[Headers, typer.Option(help="The headers of answers to acquires.")] = Headers.DRAFT,
 ) -> None:

@@ -26,6 +26,7 @@ from limiter.client.proxy.desk import Desk, NotAsked, Outcome
 from limiter.client.proxy.own_reservations import SettledBefore, UnknownHere
 from limiter.engine.request_errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.model.bucket.contract import Granted, LimitState, Refused, Settled
+from limiter.model.bucket.decision import YEAR_MS, YEAR_S
 from limiter.runtime.told import Told
 
 PLAIN = frozenset({200, 429})
@@ -163,7 +164,7 @@ class ProxyPlane:
         """Return the `RateLimit` lines. A quota is left out: its window is in no body."""
         if "granted" not in body:
             return b""
-        wait_ms = body.get("retry_after_ms") or 0
+        wait_ms = YEAR_MS if body.get("retry") == "never" else body.get("retry_after_ms") or 0
         limits = [_limit(one, wait_ms) for one in body.get("limits", ()) if one["mechanism"] != "quota"]
         return lines(limits, self._header_set)
 
@@ -172,8 +173,8 @@ def _limit(row: dict[str, Any], wait_ms: float) -> LimitState:
     rate, capacity, balance, passed = row["rate"], row["capacity"], row["balance"], row.get("passed", True)
     return LimitState(
         row["policy"], row["mechanism"], balance, capacity, rate, row.get("shadow", False), passed,
-        capacity / rate if rate > 0 else 0.0,
-        (capacity - balance) / rate * 1e3 if passed and rate > 0 else wait_ms,
+        min(YEAR_S, capacity / rate) if rate > 0 else 0.0,
+        min(YEAR_MS, (capacity - balance) / rate * 1e3 if passed and rate > 0 else wait_ms),
     )  # fmt: skip
 
 

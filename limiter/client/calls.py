@@ -112,6 +112,7 @@ class Calls:
         self._last_sent_s = 0.0
         self._start_soon: asyncio.Handle | None = None
         self._start_later: asyncio.TimerHandle | None = None
+        self._start_later_s = 0.0
         self._open: weakref.WeakSet[Settlement] = weakref.WeakSet()
         self._sweep_later: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -223,9 +224,11 @@ class Calls:
         loop = self._loop
         if wait_s <= 0.0:
             self._start_soon = loop.call_soon(self._start)
-        elif self._start_later is None or self._start_later.when() > loop.time() + wait_s:
+        elif self._start_later is None or self._start_later_s > loop.time() + wait_s:
             if self._start_later is not None:
                 self._start_later.cancel()
+            # Kept here, because uvloop's handle of a time shorter than a millisecond does not know when it is due.
+            self._start_later_s = loop.time() + wait_s
             self._start_later = loop.call_later(wait_s, self._awake)
 
     def _wait_s(self, now_s: float) -> float | None:

@@ -62,7 +62,7 @@ class Rules:
 
     default_criticality: Criticality = Criticality.SHEDDABLE_PLUS
     queue_max: int = 10_000
-    deadline_s: float = 0.4
+    deadline_s: float = 1.0
     is_auto: bool = False
     target_by: str = "service"
 

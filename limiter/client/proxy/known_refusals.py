@@ -55,5 +55,5 @@ class KnownRefusals:
         if not is_as_large:
             return None
         answer = dict(body)
-        answer["retry_after_ms"] = max(1, ceil((answer.pop("until_s") - now_s) * 1000))
+        answer["retry_after_ms"] = max(1, ceil((answer.pop("until_s") - now_s) * 1000 - 1e-6))
         return answer
