@@ -6,9 +6,9 @@ import asyncio
 import resource
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.metadata import version
 from typing import Annotated
@@ -56,14 +56,14 @@ class ProxyOptions:
     """The command's options."""
 
     upstream: tuple[str, ...]
-    host: str
-    port: int
-    api_key: str | None
-    client_key: str | None
-    rules: Rules
-    weight: float
-    connections_max: int
-    header_set: HeaderSet
+    host: str = "127.0.0.1"
+    port: int = PORT
+    api_key: str | None = None
+    client_key: str | None = None
+    rules: Rules = field(default_factory=Rules)
+    weight: float = 1.0
+    connections_max: int = 16
+    header_set: HeaderSet = "draft"
 
 
 def register(root: typer.Typer) -> None:
@@ -131,7 +131,9 @@ def proxy(
     except SettingsError as error:
         typer.echo(f"headgate: {error}", err=True)
         raise typer.Exit(EXIT_SETTINGS) from None
-    uvloop.run(until_stopped(serve_proxy(options, sockets)))
+    logs.keep_lines_whole()
+    allow_connections()
+    uvloop.run(until_stopped(serve_proxy(options, sockets, lambda: _say_ready(options, url_of(sockets, "http")))))
 
 
 def check(options: ProxyOptions) -> None:
@@ -147,10 +149,8 @@ def check(options: ProxyOptions) -> None:
         )
 
 
-async def serve_proxy(options: ProxyOptions, sockets: Sequence[socket.socket]) -> None:
+async def serve_proxy(options: ProxyOptions, sockets: Sequence[socket.socket], on_started: Callable[[], None]) -> None:
     """Serve until cancelled; then answer what waits, and give leases back."""
-    logs.keep_lines_whole()
-    allow_connections()
     pool = NodePool(options.upstream, api_key=options.api_key, connections_max=options.connections_max)
     desk = Desk(pool, options.rules, weight=options.weight)
     keys = [] if options.client_key is None else [entry_of(options.client_key)]
@@ -169,7 +169,7 @@ async def serve_proxy(options: ProxyOptions, sockets: Sequence[socket.socket]) -
     )
     looking = asyncio.get_running_loop().create_task(_look_for(pool, upstream))
     try:
-        await serve_config(config, sockets, lambda: _say_ready(options, url_of(sockets, "http")))
+        await serve_config(config, sockets, on_started)
     finally:
         looking.cancel()
         await desk.close()

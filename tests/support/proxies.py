@@ -1,17 +1,23 @@
-"""`headgate proxy` as a process, services that never answer, and a service that writes down what it is asked."""
+"""The proxy in a thread or as a process, a service that never answers, and one that writes down what it is asked."""
 
+import asyncio
 import json
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
+import uvloop
 
+from api.server import bind_to, url_of
+from limiter.cli.proxy_command import ProxyOptions, serve_proxy
+from limiter.client.proxy.desk import Rules
+from limiter.model.policy.criticality import Criticality
 from tests.support.command import HEADGATE, environment
 from tests.support.servers import free_port
 
@@ -64,9 +70,67 @@ class ProxyProcess:
         return self._process is not None
 
 
+class LiveProxy:
+    """One proxy in a thread of its own."""
+
+    def __init__(self, options: ProxyOptions) -> None:
+        self._options = options
+        self._sockets = bind_to(HOST, 0, "")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._main()), daemon=True)
+
+    @property
+    def base(self) -> str:
+        return url_of(self._sockets, "http")
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._started.wait(PATIENT_S)
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self._thread.is_alive():
+            assert self._loop is not None
+            assert self._serving is not None
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+            self._thread.join(PATIENT_S)
+            assert not self._thread.is_alive()
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.base, timeout=PATIENT_S, trust_env=False, **options)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._serving = self._loop.create_task(serve_proxy(self._options, self._sockets, self._started.set))
+        with suppress(asyncio.CancelledError):
+            await self._serving
+
+
 @contextmanager
-def proxied(upstream: str, *options: str) -> Iterator[ProxyProcess]:
-    """A proxy in front of these nodes; killed at the end."""
+def proxied(
+    upstream: str,
+    *,
+    default_criticality: Criticality = Criticality.SHEDDABLE_PLUS,
+    queue_max: int = 10_000,
+    deadline_s: float = 10.0,
+    is_auto: bool = False,
+    **options: Any,
+) -> Iterator[LiveProxy]:
+    """A proxy in front of these nodes, in a thread."""
+    rules = Rules(default_criticality, queue_max, deadline_s, is_auto)
+    proxy = LiveProxy(ProxyOptions(tuple(upstream.split(",")), rules=rules, **options))
+    proxy.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()
+
+
+@contextmanager
+def proxy_process(upstream: str, *options: str) -> Iterator[ProxyProcess]:
+    """A proxy in front of these nodes, as a process; killed at the end."""
     proxy = ProxyProcess(upstream, *options)
     proxy.start()
     try:

@@ -14,7 +14,7 @@ from limiter.cli.proxy_metrics import ALL
 from tests.support import eventually
 from tests.support.command import run_headgate
 from tests.support.live import live
-from tests.support.proxies import RecordingNode, proxied, recording_node, silent_node
+from tests.support.proxies import RecordingNode, proxied, proxy_process, recording_node, silent_node
 from tests.support.scraping import scrape
 from tests.support.servers import Server, free_port
 
@@ -70,7 +70,7 @@ def test_a_client_s_key_is_passed_on_and_others_get_one_of_the_proxy(node: Recor
 
 
 def test_the_service_sees_the_proxy_s_key_and_clients_need_theirs(node: RecordingNode) -> None:
-    with proxied(node.base, "--api-key", "hg_own", "--client-key", "hg_theirs") as proxy, proxy.client() as client:
+    with proxied(node.base, api_key="hg_own", client_key="hg_theirs") as proxy, proxy.client() as client:
         refused = client.post("/v1/acquire", json=ask())
         wrong = client.post("/v1/acquire", json=ask(), headers={"authorization": "Bearer hg_own"})
         taken = client.post("/v1/acquire", json=ask(), headers={"authorization": "Bearer hg_theirs"})
@@ -99,8 +99,8 @@ def test_an_answer_without_a_decision_is_asked_once_more_for_a_first_attempt_onl
 
 
 def test_a_service_that_refuses_everything_is_asked_for_little(node: RecordingNode) -> None:
-    refusal = {"type": "about:blank", "title": "", "detail": "", "granted": False, "policy": "p", "reason": "overload",
-               "retry": "after", "retry_after_ms": 10, "limits": [], "violated-policies": [], "status": 429}  # fmt: skip
+    refusal = {"type": "about:blank", "title": "", "granted": False, "reason": "overload", "retry": "after",
+               "retry_after_ms": 10, "limits": [], "status": 429}  # fmt: skip
     node.answers.extend([(429, refusal)] * 1000)
     with proxied(node.base) as proxy, proxy.client() as client:
         answers = [client.post("/v1/acquire", json=ask()) for _ in range(300)]
@@ -125,8 +125,9 @@ def test_what_is_known_to_be_refused_is_not_asked(valkey: Server, policies: Path
     assert asked + known == 20
 
 
+@pytest.mark.slow
 def test_a_proxy_that_is_killed_and_started_again_debits_nobody_twice(valkey: Server, policies: Path) -> None:
-    with live(valkey.url, policies) as api, proxied(api.base) as proxy:
+    with live(valkey.url, policies) as api, proxy_process(api.base) as proxy:
         tokens = {}
         with proxy.client() as client:
             for number in range(5):
@@ -150,10 +151,11 @@ def test_a_proxy_that_is_killed_and_started_again_debits_nobody_twice(valkey: Se
         assert balance(api.base) == pytest.approx(96, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_reservation_of_the_proxy_s_lease_is_unknown_after_a_restart_and_keeps_its_charge(
     valkey: Server, policies: Path
 ) -> None:
-    with live(valkey.url, policies) as api, proxied(api.base, "--local", "auto") as proxy:
+    with live(valkey.url, policies) as api, proxy_process(api.base, "--local", "auto") as proxy:
         with proxy.client() as client:
             token = from_the_lease(client)
         proxy.kill()
@@ -176,7 +178,7 @@ def from_the_lease(client: httpx.Client) -> str:
 
 
 def test_what_is_asked_for_often_is_decided_by_a_lease_and_settled_at_the_proxy(valkey: Server, policies: Path) -> None:
-    with live(valkey.url, policies) as api, proxied(api.base, "--local", "auto") as proxy, proxy.client() as client:
+    with live(valkey.url, policies) as api, proxied(api.base, is_auto=True) as proxy, proxy.client() as client:
         token = from_the_lease(client)
         settle = {"reservation": token, "work": 5}
         first, again = (client.post("/v1/settle", json=settle).json() for _ in range(2))
@@ -189,11 +191,11 @@ def test_what_is_asked_for_often_is_decided_by_a_lease_and_settled_at_the_proxy(
 
 
 def test_leases_are_given_back_when_the_proxy_ends_in_order(valkey: Server, policies: Path) -> None:
-    with live(valkey.url, policies) as api, proxied(api.base, "--local", "auto") as proxy, api.client() as to_node:
+    with live(valkey.url, policies) as api, proxied(api.base, is_auto=True) as proxy, api.client() as to_node:
         with proxy.client() as client:
             from_the_lease(client)
         assert to_node.get("/v1/leases").json()["leases"]
-        assert proxy.end() == 0
+        proxy.stop()
         assert not to_node.get("/v1/leases").json()["leases"]
 
 
@@ -207,30 +209,38 @@ def test_another_node_takes_over_and_nobody_is_debited_twice(valkey: Server, pol
         assert balance(second.base) == pytest.approx(80, abs=0.1)
 
 
-def test_when_all_nodes_are_away_clients_are_told_within_the_deadline(node: RecordingNode) -> None:
+def test_when_all_nodes_are_away_clients_are_told_within_the_deadline() -> None:
     gone = f"http://127.0.0.1:{free_port()}"
-    with silent_node() as silent, proxied(f"{silent},{gone}", "--deadline-ms", "300") as proxy:
-        with proxy.client() as client, ThreadPoolExecutor(8) as threads:
-            began_s = time.monotonic()
-            operations = {"operations": [{"op": "acquire", **ask()}, {"op": "settle", "reservation": "r", "work": 1}]}
-            calls = [("/v1/acquire", ask()), ("/v1/settle", {"reservation": "r", "work": 1}), ("/v1/batch", operations)]
-            answers = list(threads.map(lambda call: client.post(call[0], json=call[1]), calls))
-            assert time.monotonic() - began_s < 0.3 + 5.0
-            assert client.get("/readyz").status_code == 503, "no node has answered yet"
-            assert client.get("/healthz").status_code == 200
+    with (
+        silent_node() as silent,
+        proxied(f"{silent},{gone}", deadline_s=0.3) as proxy,
+        proxy.client() as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        began_s = time.monotonic()
+        operations = {"operations": [{"op": "acquire", **ask()}, {"op": "settle", "reservation": "r", "work": 1}]}
+        calls = [("/v1/acquire", ask()), ("/v1/settle", {"reservation": "r", "work": 1}), ("/v1/batch", operations)]
+        answers = list(threads.map(lambda call: client.post(call[0], json=call[1]), calls))
+        assert time.monotonic() - began_s < 0.3 + 5.0
+        assert client.get("/readyz").status_code == 503, "no node has answered yet"
+        assert client.get("/healthz").status_code == 200
     assert [answer.status_code for answer in answers] == [503, 503, 200]
     told = [*(answer.json() for answer in answers[:2]), *answers[2].json()["results"]]
     assert {(one["status"], one["reason"], one["retry"]) for one in told} == {(503, "unavailable", "after")}
 
 
 def test_more_than_the_queue_holds_is_refused_at_once_and_the_load_shows_it() -> None:
-    with silent_node() as silent, proxied(silent, "--queue-max", "5", "--deadline-ms", "3000") as proxy:
-        with proxy.client() as client, ThreadPoolExecutor(25) as threads:
-            before = client.get("/load").json()
-            sent = [threads.submit(client.post, "/v1/acquire", json=ask()) for _ in range(20)]
-            eventually(lambda: client.get("/load").json()["waiting"] == 5)
-            full = client.get("/load").json()
-            answers = [one.result() for one in sent]
+    with (
+        silent_node() as silent,
+        proxied(silent, queue_max=5, deadline_s=3.0) as proxy,
+        proxy.client() as client,
+        ThreadPoolExecutor(25) as threads,
+    ):
+        before = client.get("/load").json()
+        sent = [threads.submit(client.post, "/v1/acquire", json=ask()) for _ in range(20)]
+        eventually(lambda: client.get("/load").json()["waiting"] == 5)
+        full = client.get("/load").json()
+        answers = [one.result() for one in sent]
     assert before["waiting"] == 0
     assert full["waiting"] == 5
     assert full["load"] == 1.0
@@ -260,8 +270,10 @@ def test_the_metrics_are_those_of_the_catalogue_and_the_page_lists_them(node: Re
         (["--upstream", ","], "--upstream: name at least one node of the service, such as http://127.0.0.1:8080"),
         (
             ["--upstream", "http://a:1", "--host", "0.0.0.0"],
-            "--host is '0.0.0.0', which others can reach, and there is no --client-key: everybody could spend what the "
-            "proxy's API key may. Set HEADGATE_PROXY_CLIENT_KEY, or listen on 127.0.0.1",
+            (
+                "--host is '0.0.0.0', which others can reach, and there is no --client-key: everybody could spend what "
+                "the proxy's API key may. Set HEADGATE_PROXY_CLIENT_KEY, or listen on 127.0.0.1"
+            ),
         ),
     ],
 )

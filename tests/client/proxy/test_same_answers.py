@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from limiter.model.policy.criticality import Criticality
 from tests.support.live import POLICIES, live
 from tests.support.proxies import proxied
 from tests.support.servers import running
@@ -33,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with (
         running("valkey", directory) as store,
         live(store.url, directory / "policies.yaml") as api,
-        proxied(api.base, "--default-criticality", "critical", "--deadline-ms", "10000") as proxy,
+        proxied(api.base, default_criticality=Criticality.CRITICAL) as proxy,
         api.client() as to_node,
         proxy.client() as to_proxy,
     ):
