@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -49,16 +49,18 @@ log = logging.getLogger("headgate")
 encode = msgspec.json.Encoder().encode
 
 Answer = tuple[int, Mapping[str, Any]]
+Op = Literal["acquire", "settle"]
 
 
 class Acquire:
-    """One acquire on its way."""
+    """One acquire on its way, or a settle whose sender waits for the answer."""
 
-    __slots__ = ("body", "by_s", "future", "raw")
+    __slots__ = ("body", "by_s", "future", "op", "raw")
 
-    def __init__(self, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+    def __init__(self, op: Op, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+        self.op = op
         self.body = body
-        self.raw = encode({"op": "acquire", **body})
+        self.raw = encode({"op": op, **body})
         self.by_s = by_s
         self.future = future
 
@@ -110,6 +112,7 @@ class Calls:
         self._last_sent_s = 0.0
         self._start_soon: asyncio.Handle | None = None
         self._start_later: asyncio.TimerHandle | None = None
+        self._start_later_s = 0.0
         self._open: weakref.WeakSet[Settlement] = weakref.WeakSet()
         self._sweep_later: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -163,10 +166,10 @@ class Calls:
 
     # Asking.
 
-    def ask(self, body: dict[str, Any], by_s: float) -> asyncio.Future[Answer]:
+    def ask(self, body: dict[str, Any], by_s: float, op: Op = "acquire") -> asyncio.Future[Answer]:
         """Send an acquire; cancel the future to give it up: what is granted then is given back."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._acquires.append(Acquire(body, by_s, future))
+        self._acquires.append(Acquire(op, body, by_s, future))
         self._look()
         return future
 
@@ -221,9 +224,11 @@ class Calls:
         loop = self._loop
         if wait_s <= 0.0:
             self._start_soon = loop.call_soon(self._start)
-        elif self._start_later is None or self._start_later.when() > loop.time() + wait_s:
+        elif self._start_later is None or self._start_later_s > loop.time() + wait_s:
             if self._start_later is not None:
                 self._start_later.cancel()
+            # Kept here, because uvloop's handle of a time shorter than a millisecond does not know when it is due.
+            self._start_later_s = loop.time() + wait_s
             self._start_later = loop.call_later(wait_s, self._awake)
 
     def _wait_s(self, now_s: float) -> float | None:
@@ -317,7 +322,7 @@ class Calls:
             headers = None if key is None else {"idempotency-key": key}
             return [
                 await self._pool.post(
-                    "/v1/acquire", encode(body), by_s=by_s, is_repeatable=is_repeatable, headers=headers
+                    f"/v1/{acquires[0].op}", encode(body), by_s=by_s, is_repeatable=is_repeatable, headers=headers
                 )
             ]
         operations = b",".join([*(one.raw for one in acquires), *(one.raw() for one in settles)])
