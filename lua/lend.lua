@@ -28,7 +28,7 @@ local LENT, OUTDATED, UNKNOWN, CLOSED, RETURNED, WINDOW, CORRUPT = 1, 2, 3, 4, 5
 local RENEW, REVOKE = 1, 3
 local GIVEN_BACK, REVOKED = 1, 2  -- first byte of a row; 0: open
 local DEFAULT_CLASS = 1  -- what holders say of answers does not tell classes apart
-local GRAIN_US, ROW_KEPT_US, SMOOTH_US, PLAIN_MIN_US = 1000000, 5000000, 1000000, 100000
+local GRAIN_US, MARGIN_US, ROW_KEPT_US, SMOOTH_US, PLAIN_MIN_US = 500000, 500000, 5000000, 1000000, 100000
 local USED, PART_SIZE, ROW_HEAD_SIZE = 9, 104, 89
 -- Of a part: what one bucket was last answered.
 local END_US, P_RATE, P_CAPACITY, P_HELD_RATE, P_HELD_CAPACITY, P_TOKENS, P_MOVED = 1, 2, 3, 4, 5, 6, 7
@@ -279,7 +279,7 @@ local function draft(i, held_rate, held_capacity)
 end
 
 local function lease_end(i)
-  return math.ceil((books[i][BOOK_TAU] + terms[i].lend_lease * (1 + 0.01)) / GRAIN_US) * GRAIN_US
+  return math.ceil((books[i][BOOK_TAU] + terms[i].lend_lease + MARGIN_US) / GRAIN_US) * GRAIN_US
 end
 
 -- Tokens go with the capacity; debt that the holder could not repay by its end comes here, once.
@@ -419,7 +419,7 @@ for i = 1, count do
     if drafts[i][6] == 0 then lends = false end
   end
 end
-local touched, last_us = {}, 0
+local touched, left_us = {}, 0  -- until the last part ends, by the buckets' own time, which may be far from the server's
 for i = 1, count do
   local plan = drafts[i]
   if plan then
@@ -431,18 +431,18 @@ for i = 1, count do
   count_used(i)
   finish_bucket(i)
   touched[i] = true
-  last_us = max(last_us, parts[i][END_US])
+  left_us = max(left_us, parts[i][END_US] - books[i][BOOK_TAU])
 end
 
 local packed = { pack_struct('<Bdd', kind == RENEW and 0 or GIVEN_BACK, number, weight) }
 for i = 1, USED do packed[i + 1] = pack_struct('<d', used[i]) end
 for i = 1, count do packed[#packed + 1] = pack_struct('<ddddddddddddd', unpack(parts[i], 1, 13)) end
-local kept_ms = math.ceil((max(last_us, now_us) - now_us + ROW_KEPT_US) / 1000) + 1000
-if is_sent or kept_ms > 3600000 then kept_ms = 3600000 end  -- a time that a test sends does not pass here
+local kept_ms = math.ceil((left_us + ROW_KEPT_US) / 1000) + 1000
+if is_sent then kept_ms = 3600000 end  -- a time that a test sends does not pass here
 call('SET', KEYS[1], table.concat(packed), 'PX', kept_ms)
 local index = KEYS[BEFORE + count + 1]
 if kind == RENEW then
-  redis.pcall('ZADD', index, last_us, ARGV[5])
+  redis.pcall('ZADD', index, now_us + left_us, ARGV[5])
   redis.pcall('ZREMRANGEBYSCORE', index, '-inf', now_us - ROW_KEPT_US)
   redis.pcall('PEXPIRE', index, 3600000)
 else

@@ -43,6 +43,8 @@ class GrantedAnswer(Struct, frozen=True):
     """Present where a limit has overload control: how what it protects fares."""
     refused_share: float | UnsetType = UNSET
     """Present beside it: the share of this class's requests that overload control refuses."""
+    drawn_share: float | UnsetType = UNSET
+    """Present where requests of this class are drawn: the share that is refused, whatever their number (Q4, G5)."""
 
 
 class SettledAnswer(Struct, frozen=True):
@@ -100,3 +102,5 @@ class RefusedAnswer(Struct, frozen=True, omit_defaults=True):
     """Present where a limit has overload control: how what it protects fares."""
     refused_share: float | None = None
     """Present beside it: the share of this class's requests that overload control refuses."""
+    drawn_share: float | None = None
+    """Present where requests of this class are drawn: the share that is refused, whatever their number (Q4, G5)."""

@@ -25,6 +25,7 @@ from limiter.model.bucket.bucket import Record, refill
 from limiter.model.control.reasoning import Overload, Reasoning, reasoning
 from limiter.model.control.stewardship import Lease
 from limiter.model.policy.choices import Count
+from limiter.model.policy.commitments import warnings
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import AUDIT_MAX
@@ -65,10 +66,11 @@ def register(root: typer.Typer) -> None:
 
 @app.command()
 def check(file: PolicyFile) -> None:
-    """Check whether a policy file is valid. Needs no store."""
+    """Check whether a policy file is valid, and warn where it commits more than a backend can do. Needs no store."""
     with _clear_errors():
         policies = load_policy_file(file)
         typer.echo(f"{file}: {_count(policies)}, all valid")
+        _warn(policies)
 
 
 @app.command()
@@ -148,11 +150,18 @@ async def _apply(policies: PolicySet, *, owner: str, prune: bool, take_over: boo
     async with _store() as store:
         foreign: OnForeign = "take_over" if take_over else "refuse"
         applied = await store.apply(policies, who=_who(), owner=owner, prune=prune, foreign=foreign)
+        in_force = (await store.load()).policies
     for sign, places in (("+", applied.made), ("~", applied.changed), ("-", applied.removed)):
         for place in places:
             typer.echo(f"{sign} {_escaped(place.title)}")
     done = "nothing to change" if applied.is_nothing else "in force"
     typer.echo(f"{_count(policies)}, {done} (revision {applied.revision})")
+    _warn(in_force)
+
+
+def _warn(policies: PolicySet) -> None:
+    for warning in warnings(policies):
+        _complain(f"warning: {_escaped(warning)}")
 
 
 def _owner_of(given: str | None) -> str:

@@ -430,7 +430,7 @@ class Headgate:
             except NoAnswer as error:
                 self._learn(asked, target, "node_busy", 0.0)
                 return self._without_service(asked, Throttled(reason="unavailable", status=503, detail=str(error)))
-            share = answer.get("refused_share") or 0.0
+            share = answer.get("drawn_share") or 0.0
             if status == 200:
                 self._learn(asked, target, None, share)
                 return self._grant(parts, asked, answer)

@@ -12,9 +12,9 @@ from math import inf
 from typing import NamedTuple, Self
 
 from limiter.model.bucket.learned import learn_id
-from limiter.model.bucket.ledger import measured
 from limiter.model.bucket.operations import LEARNED, TOO_LARGE, Ask, Want
 from limiter.model.bucket.reservation import lone
+from limiter.model.ledger.correction import measured
 from limiter.model.numbers import NUMBER_MAX
 from limiter.model.policy.criticality import Classes, Criticality, lowest
 from limiter.model.policy.fields.patterns import Pattern

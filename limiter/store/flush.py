@@ -40,7 +40,6 @@ _SETTLE = Struct("<HBBddddddd")
 _CHARGE = Struct("<HBdd")
 _MORE_OF_A_CHARGE = Struct("<d")
 IN_CLASS, UNCOUNTED = 2, 8
-_EXPECTS, _UNPAID = 2, 4
 _NUMBERS = [Struct(f"<{count}H") for count in range(OPERATIONS_MAX + 1)]
 
 

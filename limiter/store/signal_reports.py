@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link
-from limiter.store.script_calls import run_script
+from limiter.store.link.script_calls import run_script
 from limiter.store.scripts import SignalScript
 
 TIMEOUT_S = 1.0

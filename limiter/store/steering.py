@@ -14,10 +14,11 @@ from limiter.model.bucket.bucket import Record
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.model.overload.signals import Report
 from limiter.store import keys
+from limiter.store.call_layout import STEERED_MAX, LeaseLost, unpack_reports
 from limiter.store.keys import Slot
-from limiter.store.layout import STEERED_MAX, LeaseLost, read_record, unpack_reports
+from limiter.store.layout import read_record
 from limiter.store.link.connect import Link
-from limiter.store.script_calls import Loaded, run_script
+from limiter.store.link.script_calls import Loaded, run_script
 from limiter.store.scripts import LeaseScript, Sampled, SampleScript, SteerScript
 
 __all__ = ["Lease", "LeaseLost", "Sampled", "Steer", "SteerStatus", "Steering"]

@@ -181,6 +181,14 @@ def test_q2_q8_settles_count_by_class_who_was_timed_and_what_was_missed(ledger: 
     assert known.slack_min_ms == -200
     assert known.seconds == pytest.approx(0.501)
     assert record_of(ledger).settles == 4
+    assert known.failed == 0
+
+
+def test_q8_an_outcome_that_counts_as_late_is_counted_as_a_failure_too(ledger: Decides) -> None:
+    operation = ask(TERMS).but(lot=Lot(CRITICAL, 0.5))
+    settle(ledger, timed(operation, acquire(ledger, operation), latency_ms=1.0, name="failed", expected_ms=-math.inf))
+    known = shedding_of(ledger)
+    assert (known.failed, known.late, record_of(ledger).missed) == (1, [0, 1, 0, 0], 1)
 
 
 def test_s3_each_class_has_a_histogram_of_its_own(ledger: Decides) -> None:

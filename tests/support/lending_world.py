@@ -16,9 +16,9 @@ from typing import Any
 from limiter.client.holder import Grant, Lease
 from limiter.model.bucket.bucket import Flags, Params, Record, refill
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind, LeaseWant
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said, Used
 from limiter.model.bucket.operations import COVERED, Acquire, AcquireStatus, Want
+from limiter.model.ledger.ledger import Ledger
 
 LEASE_S = 3.0
 EPOCH_S = 1_790_000_000.0
@@ -167,7 +167,7 @@ class World:
         self.holders: dict[str, Holder] = {}
         self.violations: list[tuple[float, str, float]] = []
         self.plain_admitted = 0.0
-        self.calls = 0
+        self.calls = self.leaps = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
@@ -452,6 +452,7 @@ def hostile(seed: int, *, leaps: bool = False) -> World:
         world.clock_offset -= draw.choice([0.2, 0.9, 1.5, 10.0, 3600.0]) * draw.random()
 
     def leap() -> None:
+        world.leaps += 1
         world.clock_offset += draw.choice([0.2, 2.0, 10.0, 3600.0]) * draw.random()
 
     acts: list[tuple[float, Callable[[], None]]] = [

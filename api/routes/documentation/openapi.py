@@ -82,8 +82,9 @@ def _schemas() -> dict[str, Any]:
     policy = Policy.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
     schemas.update(policy.pop("$defs", {}))
     schemas["Policy"] = policy
-    schemas["Namespace"] = Namespace.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas["Namespace"].pop("$defs", None)  # they are among those of a policy
+    namespace = Namespace.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(namespace.pop("$defs", {}))
+    schemas["Namespace"] = namespace
     schemas["PolicySetRequest"] = _SET
     schemas["RollbackRequest"] = _ROLLBACK_BODY
     schemas["BatchResult"] = _BATCH_RESULT
@@ -379,6 +380,7 @@ _LISTED = {
     "revisions": {"default/orders-reads": 9},
     "owners": {"default/orders-reads": "file"},
     "damaged": {},
+    "warnings": [],
 }
 POLICIES: dict[str, Any] = {"responses": {200: _answer("The policies", "PolicyList", _LISTED), **_READ}, **_ONLY}
 POLICY: dict[str, Any] = {
@@ -431,7 +433,7 @@ POLICIES_APPLY: dict[str, Any] = {
     "openapi_extra": _SET_BODY,
 }
 POLICIES_CHECK: dict[str, Any] = {
-    "responses": {200: _answer("Valid", "CheckedSet", {"ok": True}), **_COMMON},
+    "responses": {200: _answer("Valid", "CheckedSet", {"ok": True, "warnings": []}), **_COMMON},
     "openapi_extra": _SET_BODY,
 }
 POLICY_PUT: dict[str, Any] = {

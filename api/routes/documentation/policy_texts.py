@@ -622,5 +622,19 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             "the class of requests that claim none, unless a policy gives one",
             "sheddable",
         ),
+        "backends": (
+            "what stands behind the limits, so that overbooking is seen",
+            {"db": {"rate": 2000, "policies": ["reads", "writes"]}},
+        ),
+    },
+    "Backend": {
+        "rate": (
+            "the work that the backend can do",
+            "2000/s",
+        ),
+        "policies": (
+            "the policies that commit it; if not given, all of the namespace",
+            ["reads", "writes"],
+        ),
     },
 }

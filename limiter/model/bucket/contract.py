@@ -126,6 +126,8 @@ class Granted(Struct, frozen=True):
     """How what the limits protect fares (S8); None where no limit has overload control."""
     refused_share: float | None = None
     """Of the requests of this class, as overload control refuses them."""
+    drawn_share: float | None = None
+    """Of the requests of this class, refused by draw; None if none are."""
 
 
 Reason = Literal["work", "request_rate", "quota", "overload", "request_too_large", "denied", "blocked", "in_flight"]
@@ -145,6 +147,7 @@ class Refused(Struct, frozen=True):
     overloaded: bool = False
     state: StateName | None = None
     refused_share: float | None = None
+    drawn_share: float | None = None
 
 
 Decision = Granted | Refused

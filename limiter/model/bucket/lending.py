@@ -12,8 +12,8 @@ counts the larger of these two as lent, until the holder has said which, or its 
 before it asks; it is raised only out of what is free. A lost answer costs time and nothing else (F-L3).
 
     tau      own time of a bucket = updated_us + shift_us: follows the store's clock, never goes back, and while parts
-             are lent goes forward by at most LEAP_MAX_US a call: a leap of the clock does not end leases (F-L4)
-    book     sums over all parts with the same end (whole seconds), so that no holder is ever looked up for another
+             are lent goes forward by no more a call than holders let pass: a leap of the clock ends no leases (F-L4)
+    book     sums over all parts with the same end (half seconds), so that no holder is ever looked up for another
     row      what one lease was answered last, a part for each of its buckets
 
     level    (1 − demand of the content − plain) / (weight of the short + own weight)     max-min fair, of the rate
@@ -29,17 +29,24 @@ A quota lends tokens for good: portions that shrink with what is left, the last 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-GRAIN_US = 1_000_000.0
+GRAIN_US = 500_000.0
 """Ends are rounded up to a multiple of this, so that a few sums stand for any number of holders."""
-MARGIN = 0.01
-"""Part of a lease that the bucket waits longer than the holder: their clocks run at different speeds."""
+MARGIN_US = 500_000.0
+"""The bucket waits so much longer than the holder: clocks run at different speeds, and one may leap. With the grain, a
+lease and a second at most."""
 ROW_KEPT_US = 5_000_000.0
 """A row is known so long after its end: later it is as if there had been no lease."""
 LEAP_MAX_US = 1_200_000.0
+"""A bucket that lends believes in no more time than this between two calls, or in a third of what is left of its
+leases, if that is more: longer leases are renewed less often. So a leap of the clock ends a lease at most
+`LEAP_MAX_US - MARGIN_US` = 0.7 s early, and credits at most what the bucket itself gets in 1.2 s: in all at most
+0.7 · (capacity + a second's rate), as min(capacity, 1.2 s of rate) is less than that."""
+LEAP_PARTS = 3.0
 SMOOTH_US = 1_000_000.0
 PLAIN_MIN_US = 100_000.0
 HEAD = 1.05
@@ -106,6 +113,10 @@ class Book:
     seen_admitted: float = 0.0
     ends: list[Sums] = field(default_factory=list)
 
+    def copy(self) -> Book:
+        """Return a book of its own, for a request that may come to nothing."""
+        return replace(self, ends=[copy(sums) for sums in self.ends])
+
 
 @dataclass(slots=True)
 class Part:
@@ -158,6 +169,10 @@ class Row:
     """Given back: it is over."""
     is_revoked: bool = False
     """Nothing more is lent; what is lent ends with its lease, and can be given back until then."""
+
+    def copy(self) -> Row:
+        """Return a row of its own, for a request that may come to nothing."""
+        return replace(self, parts=[copy(part) for part in self.parts])
 
 
 class LendStatus(IntEnum):
@@ -228,9 +243,10 @@ def refill(record: Lending, lent: Lent, elapsed_us: float) -> None:
     """Credit a bucket that may have lent parts of itself; `updated_us` is still the old one."""
     tau_us = record.updated_us + lent.shift_us
     if lent.until_us > tau_us:
-        if elapsed_us > LEAP_MAX_US:
-            lent.shift_us -= elapsed_us - LEAP_MAX_US
-            elapsed_us = LEAP_MAX_US
+        believed_us = max(LEAP_MAX_US, (lent.until_us - tau_us) / LEAP_PARTS)
+        if elapsed_us > believed_us:
+            lent.shift_us -= elapsed_us - believed_us
+            elapsed_us = believed_us
         lent_us = min(elapsed_us, lent.until_us - tau_us)
         balance = record.balance + lent_us * record.rate * (1.0 - lent.rate) / 1e6
         record.balance = min(balance, free_capacity(record))
@@ -492,4 +508,4 @@ def _set_right(record: Lending, given: float, kept: float) -> None:
 
 def lease_end_us(book: Book, terms: LendTerms) -> float:
     """When a part that is lent now ends, in the bucket's own time."""
-    return math.ceil((book.tau_us + terms.lease_us * (1.0 + MARGIN)) / GRAIN_US) * GRAIN_US
+    return math.ceil((book.tau_us + terms.lease_us + MARGIN_US) / GRAIN_US) * GRAIN_US

@@ -138,6 +138,8 @@ class Shedding:
     (Q13, S11)."""
     median_ms: float = 0.0
     """Median response time of the answers that did not fail, about; 0: unknown (Q13)."""
+    failed: float = 0.0
+    """Settled requests whose outcome counts as late, however fast the answer (Q8)."""
 
     def copy(self) -> Shedding:
         """Return an independent copy."""
@@ -287,6 +289,8 @@ def count(shedding: Shedding, number: int, *, latency_ms: float, expected_ms: fl
     shedding.seconds += latency_ms / 1000
     if failed or 0 < target_ms < latency_ms:
         shedding.late[number] += 1
+    if failed:
+        shedding.failed += 1
     slack_ms = expected_ms - latency_ms
     if slack_ms < shedding.slack_min_ms and not failed:
         shedding.slack_min_ms = slack_ms

@@ -9,18 +9,39 @@ from pydantic import BaseModel, Field, model_validator
 from limiter.model.policy.choices import Mechanism
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.fields.field_refusals import STRICT, refuse
-from limiter.model.policy.fields.kinds import Dimensions, Name, Partitions
+from limiter.model.policy.fields.kinds import Dimensions, Name, Partitions, Rate
 from limiter.model.policy.policy import Policy
+
+BACKENDS_MAX = 32
+LISTED_MAX = 256
+
+
+class Backend(BaseModel):
+    """What a backend can do, and the policies that commit it (R17)."""
+
+    model_config = STRICT
+
+    rate: Rate
+    policies: Annotated[list[Name], Field(max_length=LISTED_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _lists_each_once(self) -> Self:
+        listed = self.policies
+        if listed is not None and len(set(listed)) < max(1, len(listed)):
+            found = "the same policy twice" if listed else "none"
+            raise refuse("names of policies, each once; all of the namespace if absent", field="policies", found=found)
+        return self
 
 
 class Namespace(BaseModel):
-    """How a namespace is partitioned (R9), and the class of its requests that claim none (G4)."""
+    """How a namespace is partitioned (R9), the class of its requests that claim none (G4), its backends (R17)."""
 
     model_config = STRICT
 
     partitions: Partitions = 1
     partition_by: Dimensions = []
     default_criticality: Annotated[Criticality, Field(strict=False)] | None = None
+    backends: Annotated[dict[Name, Backend], Field(max_length=BACKENDS_MAX)] | None = None
 
     @model_validator(mode="after")
     def _is_spread_by_something(self) -> Self:

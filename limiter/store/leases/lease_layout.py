@@ -7,7 +7,8 @@ from struct import Struct
 
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseWant, LentPressure, SliceAnswer
 from limiter.model.bucket.lending import LendStatus, Part, Row, Used
-from limiter.store.layout import REPLY_SIZE, pack_head, pack_params, reply_time_us
+from limiter.store.call_layout import REPLY_SIZE, pack_head, reply_time_us
+from limiter.store.layout import pack_params
 
 _ROW = Struct("<B11d")
 _PART = Struct("<13d")

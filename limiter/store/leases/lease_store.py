@@ -10,12 +10,13 @@ from urllib.parse import quote, unquote
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind
 from limiter.model.bucket.lending import LendStatus, Row
 from limiter.store import keys
+from limiter.store.call_layout import CallExpired
 from limiter.store.clock import StoreClock, time_us
 from limiter.store.keys import Slot
-from limiter.store.layout import CallExpired, read_record
+from limiter.store.layout import read_record
 from limiter.store.leases.lease_layout import unpack_row
 from limiter.store.link.connect import Link
-from limiter.store.script_calls import run_script
+from limiter.store.link.script_calls import run_script
 from limiter.store.scripts import LendScript
 from limiter.store.store_errors import StoreUnavailable
 
