@@ -1,6 +1,7 @@
 """The client of Headgate, as programs import it. `pip install headgate` brings it without the service."""
 
 from limiter.client.adaptive import AdaptiveThrottle
+from limiter.client.client_metrics import metrics
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
 from limiter.client.holder import Lease
@@ -22,5 +23,6 @@ __all__ = [
     "Throttled",
     "carry",
     "criticality",
+    "metrics",
     "raised",
 ]
