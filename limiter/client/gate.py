@@ -561,7 +561,7 @@ class Headgate:
                 if status == 200 and answer.get("reservation"):
                     parts.calls.give_back(answer["reservation"])
             if isinstance(error, TimeoutError):
-                raise NoAnswer(was_sent=True, why="no answer in time") from None
+                raise NoAnswer(was_sent=True, why=parts.pool.failure or "no answer in time") from None
             raise
 
     def _grant(self, parts: Parts, asked: Asked, answer: Mapping[str, Any]) -> Grant:

@@ -95,6 +95,8 @@ class NodePool:
         self._session: aiohttp.ClientSession | None = None
         self.calls = 0
         self.failures = 0
+        self.failure = ""
+        """The latest one, until a node answers."""
 
     def _open(self) -> aiohttp.ClientSession:
         """Return the session of this loop; it is made here because it belongs to a running loop."""
@@ -138,13 +140,16 @@ class NodePool:
                 why = f"{node.url}: {str(error) or type(error).__name__}"
                 if was_sent and not is_repeatable:
                     break
-                if not others:
-                    await asyncio.sleep(min(AWAY_FIRST_S / 4, max(0.0, by_s - time.monotonic())))
+                self.failure = why
+                now_s = time.monotonic()
+                if all(one.away_until_s > now_s for one in self.nodes):
+                    await asyncio.sleep(min(AWAY_FIRST_S / 4, max(0.0, by_s - now_s)))
                 continue
             if status == NO_TIME:
                 node.failed(time.monotonic())  # the next call goes to another node
             else:
                 node.answered()
+            self.failure = ""
             return status, answer
         raise NoAnswer(was_sent=was_sent, why=why)
 

@@ -50,6 +50,7 @@ class ScriptedService:
         self.bytes_most = 0
         self.connections: set[Any] = set()
         self._runner: web.AppRunner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.url = ""
 
     @property
@@ -64,7 +65,13 @@ class ScriptedService:
     def finals(self) -> list[Operation]:
         return [one for one in self.settles if one.get("final", True)]
 
+    def release(self) -> None:
+        """Answer all calls that wait; from any thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.open.set)
+
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         app = web.Application(client_max_size=10_000_000)
         app.router.add_post("/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
