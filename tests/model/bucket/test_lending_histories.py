@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from limiter.model.bucket.ledger import Ledger
 
 from limiter.model.bucket.bucket import Flags, Params, Record
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind, LeaseWant, SliceAnswer
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said, Used
 from limiter.model.bucket.operations import Acquire, AcquireStatus, Want
 
