@@ -281,7 +281,15 @@ class Ledger:
                 self._touch(want.bucket, record)
                 commit_place(record, want.params, verdicts[i], charges[i], operation)
                 if operation.lot is not None:
-                    commit_class(record, verdicts[i], operation.lot, requests=operation.requests, turn=turns[i])
+                    places = want.params.in_flight
+                    commit_class(
+                        record,
+                        verdicts[i],
+                        operation.lot,
+                        requests=operation.requests,
+                        work=charges[i] if places is not None and places.in_work else None,
+                        turn=turns[i],
+                    )
         return AcquireAnswer(
             AcquireStatus.GRANTED if granted else AcquireStatus.REFUSED,
             now_us,
@@ -443,8 +451,16 @@ def commit_place(record: Record, params: Params, verdict: Verdict, taken: float,
         slots.refused += operation.requests
 
 
-def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float, turn: Turn | None = None) -> None:
-    """Count who asked and who was turned away, and debit the class of who was let in.
+def commit_class(
+    record: Record,
+    verdict: Verdict,
+    lot: Lot,
+    *,
+    requests: float,
+    work: float | None = None,
+    turn: Turn | None = None,
+) -> None:
+    """Count who asked and who was turned away, and debit the class of who was let in, by its work if that is given.
 
     Nobody was spared if another bucket has refused the request.
     """
@@ -454,7 +470,7 @@ def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float,
         record.shedding.ahead[lot.class_number] = turn.ahead
     shedding.ask(record.shedding, lot.class_number, requests, refused=verdict is Verdict.TURNED_AWAY)
     if verdict is Verdict.DEBITED:
-        shedding.take(record.shedding, lot.class_number, requests)
+        shedding.take(record.shedding, lot.class_number, requests, work)
 
 
 def pressure(record: Record, verdict: Verdict, lot: Lot | None) -> Pressure | None:
