@@ -41,7 +41,7 @@ class OnStoreFailure(StrEnum):
 
 
 class Rounding(StrEnum):
-    """How the caller's own measure becomes units of work (W19)."""
+    """How the caller's own measure becomes units of work."""
 
     UP = "up"
     """To whole units: 1 byte is a unit of 2048 bytes."""
