@@ -130,7 +130,7 @@ def test_a_refused_request_gets_a_problem_and_the_headers_that_say_when_to_come_
     assert refused.headers["ratelimit-policy"].startswith('"pages";q=')
     problem = refused.json()
     assert (problem["status"], problem["reason"], problem["policy"]) == (429, "work", "pages")
-    assert "limits" not in problem, "balances are none of a stranger's business"
+    assert "limits" not in problem, "a stranger need not know all limits"
 
 
 def test_a_denied_request_is_forbidden(headgate: LiveApi, client: httpx.Client) -> None:
