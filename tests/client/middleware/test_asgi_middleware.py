@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -159,9 +160,15 @@ def test_what_the_application_settles_is_the_debt(
         assert client.get(f"{url}/class", headers={"x-customer": customer}).status_code == 429
 
 
-def test_a_request_that_is_not_asked_for_has_a_grant_all_the_same(headgate: LiveApi, client: httpx.Client) -> None:
-    with serving(headgate, work={"*": None}) as (url, _):
+def test_a_request_that_is_not_asked_for_has_a_grant_all_the_same(
+    headgate: LiveApi, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def never(request: Any, work: MeasuredWork) -> float:
+        raise AssertionError(f"{request.path} is not to be settled")
+
+    with caplog.at_level(logging.ERROR), serving(headgate, work={"*": None}, settle=never) as (url, _):
         assert client.get(f"{url}/tokens", params={"used": 5}).json() == 0
+    assert not caplog.records
 
 
 def test_settling_by_bytes_counts_the_body_that_was_sent(
