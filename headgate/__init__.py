@@ -1,6 +1,7 @@
 """The client of Headgate, as programs import it. `pip install headgate` brings it without the service."""
 
 from limiter.client.adaptive import AdaptiveThrottle
+from limiter.client.client_metrics import metrics
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
 from limiter.client.holder import Lease
@@ -25,6 +26,7 @@ __all__ = [
     "carry",
     "criticality",
     "limited",
+    "metrics",
     "present_grant",
     "raised",
 ]

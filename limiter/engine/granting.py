@@ -11,7 +11,7 @@ from typing import Any
 from limiter.engine.operation import IN_REQUESTS, NO_LATENCY, Operation
 from limiter.engine.shape import NOTHING
 from limiter.model.bucket.contract import Granted, Refused
-from limiter.model.bucket.decision import limit_states, pressure, refusal
+from limiter.model.bucket.decision import drawn_share, limit_states, pressure, refusal
 from limiter.model.bucket.expiry import Expiries
 from limiter.model.bucket.operations import LATE_US, BucketAnswer, Verdict, Want
 from limiter.model.bucket.reservation import ID_SIZE, UNCOUNTED, VERSION, Keyring, Taken, pack, pack_late
@@ -154,7 +154,13 @@ def _pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> dict[
     """Answer fields of overload control: state, quality and the refused share."""
     state, quality, refused_share = (told := pressure(limits, answers)).state, told.quality, told.refused_share
     is_overloaded = state is State.OVERLOADED
-    return {"overloaded": is_overloaded, "quality": quality, "state": state.word, "refused_share": refused_share}
+    return {
+        "overloaded": is_overloaded,
+        "quality": quality,
+        "state": state.word,
+        "refused_share": refused_share,
+        "drawn_share": drawn_share(limits, answers) or None,
+    }
 
 
 def _taken_plainly(operation: Operation) -> tuple[list[Taken], float]:

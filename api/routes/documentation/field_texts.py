@@ -201,6 +201,10 @@ FIELD_TEXTS: dict[str, Texts] = {
             "Only present with overload control: the share of this class's requests that it refuses, from 0 to 1.",
             0.0,
         ),
+        "drawn_share": (
+            "Only present where requests of this class are refused by draw: the share that is drawn.",
+            0.4,
+        ),
     },
     "Limit": {
         "policy": ("The policy's name.", "orders-reads"),
@@ -243,6 +247,10 @@ FIELD_TEXTS: dict[str, Texts] = {
         ),
         "refused_share": (
             "Only present with overload control: the share of this class's requests that it refuses, from 0 to 1.",
+            0.4,
+        ),
+        "drawn_share": (
+            "Only present where requests of this class are refused by draw: the share that is drawn.",
             0.4,
         ),
     },

@@ -54,6 +54,8 @@ def test_both_lanes_tell_of_overload_alike(
             for raw in (request(body=body), request("/v1/batch", {"operations": [{"op": "acquire"} | body]}))
         )
         assert single.status == batched.json["results"][0]["status"] == status
+        share = order.refused_shares[3] if criticality == "sheddable" else 0.0
+        assert single.json.get("drawn_share", 0.0) == share, "a rate is no draw (G3)"
         answers[lane] = [normal(reply, customer.encode()) for reply in (single, batched)]
     assert answers["fast"] == answers["plain"]
 

@@ -8,9 +8,9 @@ import pytest
 
 from limiter.model.bucket.bucket import Flags, Params
 from limiter.model.bucket.leases import LeaseAsk, LeaseWant
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said
 from limiter.model.bucket.operations import Acquire, Want
+from limiter.model.ledger.ledger import Ledger
 from tests.support.lending_world import Holder, Meter, World, hostile, spend_a_quota
 
 SEED = int(os.environ.get("LENDING_SEED", random.randrange(10**6)))
