@@ -22,10 +22,10 @@ from websockets.sync.client import connect
 from headgate import Grant, Headgate, Throttled, present_grant
 from headgate.asgi import HeadgateMiddleware, MeasuredWork
 from limiter.client.request_context import current
-from tests.client.middleware.settles import Settled
 from tests.support import eventually
 from tests.support.live import LiveApi
 from tests.support.servers import free_port
+from tests.support.settles import Settled
 from tests.support.web_apps import serving_asgi
 
 PAGES = {"service": "pages", "customer": "header:x-customer"}

@@ -12,10 +12,10 @@ import pytest
 from headgate import Headgate, Throttled, present_grant
 from headgate.grpc import HeadgateInterceptor
 from limiter.client.request_context import current
-from tests.client.middleware.settles import Settled
 from tests.support import eventually, eventually_async
 from tests.support.live import LiveApi
 from tests.support.servers import free_port
+from tests.support.settles import Settled
 
 PAGES = {"service": "pages", "customer": "header:x-customer"}
 INNER = {"service": "inner", "customer": "header:x-customer"}

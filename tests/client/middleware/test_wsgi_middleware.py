@@ -19,9 +19,9 @@ from headgate import Headgate, SyncHeadgate, Throttled, present_grant
 from headgate.asgi import AsgiRequest
 from headgate.wsgi import HeadgateMiddleware, throttled_response
 from limiter.client.request_context import current
-from tests.client.middleware.settles import Settled
 from tests.support import eventually
 from tests.support.live import LiveApi
+from tests.support.settles import Settled
 from tests.support.web_apps import serving_wsgi
 
 PAGES = {"service": "pages", "customer": "header:x-customer"}
