@@ -106,7 +106,7 @@ def test_a_job_of_five_thousand_clients_reaches_the_node_over_few_connections(tm
         direct = storm(port, node.pid, port)
         through = storm(port, node.pid, proxy.port)
         told = {
-            name: f"{seen.connections} connections, p99 {seen.p99_s * 1000:.1f} ms of {len(seen.waits_s)} calls"
+            name: f"{seen.connections} connections, p99 {seen.p99_s * 1000:.1f} ms of {len(seen.waits_s)} calls, {seen.answers}"
             for name, seen in (("direct", direct), ("through", through))
         }
     sys.stdout.write(json.dumps(told))

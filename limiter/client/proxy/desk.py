@@ -77,8 +77,8 @@ class Desk:
         self.leasing = Leasing(pool, is_threaded=False, weight=weight)
         self.reservations = OwnReservations()
         self._known = KnownRefusals()
-        self._by_target = AdaptiveThrottle()
-        self._by_limit = AdaptiveThrottle(window_s=LIMIT_WINDOW_S)
+        self._by_target = AdaptiveThrottle(is_always_answered=True)
+        self._by_limit = AdaptiveThrottle(window_s=LIMIT_WINDOW_S, is_always_answered=True)
         self.retries = RetryBudget()
         self.waiting = 0
         """Operations that have been asked for and not been answered."""
