@@ -38,7 +38,10 @@ def test_the_commands_do_what_they_say(valkey: Server) -> None:
 
 def test_every_option_is_documented_with_its_default() -> None:
     told = {row[0].strip("`"): row[1].strip("`") for row in rows(PAGE) if row[0].startswith("`--")}
-    defaults = {name: "" if it.default is None or it.required else str(it.default) for name, it in OPTIONS.items()}
+    defaults = {
+        name: "required" if it.required else "none" if it.default is None else str(it.default)
+        for name, it in OPTIONS.items()
+    }
     assert told == defaults
     named = set(re.findall(r"HEADGATE_PROXY_[A-Z_]*[A-Z]", PAGE))
     assert named == {option.envvar for option in OPTIONS.values() if option.envvar}
