@@ -152,6 +152,7 @@ def _granted(granted: Granted) -> bytes:
             granted.covered,
             UNSET if granted.state is None else granted.state,
             UNSET if granted.refused_share is None else granted.refused_share,
+            UNSET if granted.drawn_share is None else granted.drawn_share,
         )
     )
 
@@ -180,6 +181,7 @@ def _refused(refused: Refused, status: int) -> bytes:
             overloaded=refused.overloaded,
             state=refused.state,
             refused_share=refused.refused_share,
+            drawn_share=refused.drawn_share,
         )
     )
 
