@@ -26,14 +26,14 @@ def test_the_gateway_counts_tokens_and_a_reader_who_leaves_pays_for_what_was_str
         assert told.text == "once upon a time once "
         eventually(lambda: round(used("reader")) == 4 + 5, what="the prompt's tokens and the answer's")
 
-        asked = {"customer": "leaver", "prompt": "go on", "tokens_max": 5000}
+        asked: dict[str, str | int] = {"customer": "leaver", "prompt": "go on", "tokens_max": 5000}
         with client.stream("GET", "/chat", params=asked) as streamed:
             chunks = streamed.iter_text()
             assert next(chunks).startswith("go ")
             assert round(used("leaver")) >= 5000, "the estimate is charged while it streams"
         eventually(lambda: 2 < used("leaver") < 3000, what="what was not streamed was given back")
 
-        greedy = {"customer": "greedy", "prompt": "more", "tokens_max": 9000}
+        greedy: dict[str, str | int] = {"customer": "greedy", "prompt": "more", "tokens_max": 9000}
         with client.stream("GET", "/chat", params=greedy):
             refused = client.get("/chat", params=greedy)
         assert refused.status_code == 429
