@@ -56,7 +56,7 @@ proof: .venv/test.stamp ## a fleet on a cluster, processes killed under load: wh
 campaign: .venv/test.stamp ## hostile traffic against two nodes while somebody well-behaved is served: SECONDS=, SEED=
 	$(BIN)/python -m loadtest.campaign --seconds $(or $(SECONDS),300) --seed "$(SEED)"
 
-lock: .venv/test.stamp ## pin the dependencies anew, with hashes
+lock: .venv/test.stamp ## pin the dependencies again, with hashes
 	$(PIP) install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  pyproject.toml --extra server --group build -o .ci/run.lock
@@ -99,7 +99,7 @@ clean: ## remove what the other targets made here
 	  && go build github.com/oapi-codegen/runtime
 	@touch $@
 
-# An environment of another version of Python is made anew, stamps included.
+# An environment of another version of Python is made again, stamps included.
 .venv/lib/python$(VERSION):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Headgate needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }

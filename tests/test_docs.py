@@ -86,7 +86,7 @@ def follow(of: list[Block], workplace: Path, port: int, *, store_port: int = 0) 
         if _has_group(process.pid):
             os.killpg(process.pid, signal.SIGTERM)
             eventually(lambda: not _has_group(process.pid), within_s=40, what="what was started has ended")
-    return printed.read_text()
+    return printed.read_text(errors="replace")  # the log of slow calls shows their bytes
 
 
 def _has_group(group: int) -> bool:

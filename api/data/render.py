@@ -195,8 +195,13 @@ def settled(operation: Correction) -> Answer:
         except Exception as error:
             return failure(error)
     if isinstance(outcome, Settled):
-        return Answer(200, JSON, _encode(_settled(outcome)))
+        return Answer(200, JSON, settled_body(outcome))
     return failure(outcome)
+
+
+def settled_body(answer: Settled) -> bytes:
+    """Return the effect of a settle."""
+    return _encode(_settled(answer))
 
 
 def _settled(answer: Settled) -> SettledAnswer:

@@ -97,8 +97,8 @@ class AdaptiveThrottle:
     ) -> None:
         if not (k >= 1 and 0 <= p_max < 1 and window_s > 0 and keys_max >= 1):
             raise ValueError(f"k={k} must be at least 1, p_max={p_max} in [0, 1), window_s and keys_max above 0")
-        self._k = k
-        self._p_max = p_max
+        self.k = k
+        self.p_max = p_max
         self._requests_min = requests_min
         self._slot_s = window_s / SLOTS
         self._keys_max = keys_max
@@ -138,6 +138,15 @@ class AdaptiveThrottle:
         window.move(int(now_s // self._slot_s))
         return self._probability(window)
 
+    def probabilities(self, now_s: float) -> dict[Hashable, float]:
+        """Return the probabilities of all keys that were used within the window."""
+        oldest = int(now_s // self._slot_s) - SLOTS
+        return {
+            key: self._probability(window)
+            for key, window in list(self._windows.items())
+            if window.slots[-1].number > oldest
+        }
+
     def _probability(self, window: _Window) -> float:
         total = window.total
         requests = total.requests - window.waiting()
@@ -146,8 +155,8 @@ class AdaptiveThrottle:
         accepts = total.accepts
         if total.variance > 0:
             accepts = min(total.answers, accepts + DEVIATIONS * sqrt(total.variance))
-        probability = (requests - self._k * accepts) / (requests + 1)
-        return min(self._p_max, probability) if probability > 0 else 0.0
+        probability = (requests - self.k * accepts) / (requests + 1)
+        return min(self.p_max, probability) if probability > 0 else 0.0
 
     def _window(self, key: Hashable, now_s: float) -> _Window:
         window = self._windows.get(key)

@@ -7,19 +7,23 @@ waited `LINGER_S`.
 
 A settle is sent again until it is answered, however long that takes; the service recognises a repeat. Progress of a
 reservation that has not been sent yet is replaced by what comes after it, so a reservation waits at most once.
+
+A call may take longer than its acquires can wait: a grant that comes too late is given back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,8 +33,6 @@ BATCH_MAX = 256
 """Operations of one call: a node begins about as many without a pause."""
 BATCH_BYTES = 400_000
 """Bytes of one call: a node takes a megabyte unless it is set to take less."""
-SETTLE_BYTES = 200
-"""Bytes of a settle beside its reservation."""
 CALLS_MAX = 8
 BESIDE_S = 0.005
 LINGER_S = 0.1
@@ -44,30 +46,40 @@ AGAIN_FIRST_S = 0.05
 AGAIN_MAX_S = 2.0
 NOT_DECIDED = 500
 """From this status on, nothing was decided: a settle is sent again."""
+ASK_AGAIN = frozenset({408, 425, 429})
+"""Answers of something between client and node that had no time: a settle is sent again."""
+TOO_MUCH_AT_ONCE = 413
+"""Answer to an acquire that a batch had no room for."""
+LATE_S = 0.25
+"""Time that a call has beyond the deadlines of its acquires, so that a late grant is heard of and given back."""
 
 log = logging.getLogger("headgate")
 encode = msgspec.json.Encoder().encode
 
 Answer = tuple[int, Mapping[str, Any]]
+Op = Literal["acquire", "settle"]
 
 
 class Acquire:
-    """One acquire on its way."""
+    """One acquire on its way, or a settle whose sender waits for the answer."""
 
-    __slots__ = ("body", "by_s", "future", "raw")
+    __slots__ = ("body", "by_s", "future", "is_alone", "op", "raw")
 
-    def __init__(self, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+    def __init__(self, op: Op, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+        self.op = op
         self.body = body
-        self.raw = encode({"op": "acquire", **body})
+        self.raw = encode({"op": op, **body})
         self.by_s = by_s
         self.future = future
+        self.is_alone = False
+        """A batch had no room for it."""
 
 
 class Settlement:
     """What a reservation's work has come to: the last word on it, sent until it is answered."""
 
-    __slots__ = ("__weakref__", "final", "is_waiting", "latency_ms", "outcome", "reservation", "sent", "sent_s",
-                 "sent_work", "stop", "ttl_s", "work")  # fmt: skip
+    __slots__ = ("__weakref__", "copies", "final", "is_over", "is_waiting", "latency_ms", "outcome", "reservation",
+                 "sent_s", "sent_work", "stop", "ttl_s", "work")  # fmt: skip
 
     def __init__(self, reservation: str, ttl_s: float = 60.0) -> None:
         self.reservation = reservation
@@ -82,8 +94,10 @@ class Settlement:
         self.stop = False
         """The service asks the work to stop: the debt has passed a bound."""
         self.is_waiting = False
-        self.sent: bool | None = None
-        """Whether the copy that is under way is final; None if none is."""
+        self.copies = 0
+        """Copies that are under way: progress, and the settle that may overtake it."""
+        self.is_over = False
+        """The service has answered the last word."""
 
     def raw(self) -> bytes:
         """Return it as one operation of a batch."""
@@ -95,6 +109,10 @@ class Settlement:
         if self.outcome != "ok":
             body["outcome"] = self.outcome
         return encode(body)
+
+
+Copy = tuple[Settlement, bool, bytes]
+"""What is sent of a settlement, as it was then, and whether that is final."""
 
 
 class Calls:
@@ -110,10 +128,13 @@ class Calls:
         self._last_sent_s = 0.0
         self._start_soon: asyncio.Handle | None = None
         self._start_later: asyncio.TimerHandle | None = None
+        self._start_later_s = 0.0
         self._open: weakref.WeakSet[Settlement] = weakref.WeakSet()
         self._sweep_later: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self._is_closed = False
         self._again_s = 0.0
         self._pause_s = AGAIN_FIRST_S
         self._unsettled = 0
@@ -142,8 +163,14 @@ class Calls:
     def keep(self, settlement: Settlement) -> None:
         """Renew a reservation until it is settled, or its grant is gone."""
         self._open.add(settlement)
-        if self._sweep_later is None:
-            self._sweep_later = self._loop.call_later(SWEEP_S, self._sweep)
+        self._sweep_within(min(SWEEP_S, settlement.ttl_s * RENEW_AT / 2))
+
+    def _sweep_within(self, wait_s: float) -> None:
+        if self._sweep_later is not None:
+            if self._sweep_later.when() <= self._loop.time() + wait_s:
+                return
+            self._sweep_later.cancel()
+        self._sweep_later = self._loop.call_later(wait_s, self._sweep)
 
     def progress(self, settlement: Settlement) -> None:
         """Report progress, unless the service has just heard of it; the next sweep does not forget it."""
@@ -153,36 +180,62 @@ class Calls:
     def _sweep(self) -> None:
         self._sweep_later = None
         now_s = time.monotonic()
+        again_s = SWEEP_S
         for one in list(self._open):
             if one.final:
                 self._open.discard(one)
-            elif one.work > one.sent_work or now_s - one.sent_s > one.ttl_s * RENEW_AT:
+                continue
+            again_s = min(again_s, one.ttl_s * RENEW_AT / 2)
+            if one.work > one.sent_work or now_s - one.sent_s > one.ttl_s * RENEW_AT:
                 self.report(one)
         if self._open:
-            self._sweep_later = self._loop.call_later(SWEEP_S, self._sweep)
+            self._sweep_within(again_s)
 
     # Asking.
 
-    def ask(self, body: dict[str, Any], by_s: float) -> asyncio.Future[Answer]:
+    def ask(self, body: dict[str, Any], by_s: float, op: Op = "acquire") -> asyncio.Future[Answer]:
         """Send an acquire; cancel the future to give it up: what is granted then is given back."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._acquires.append(Acquire(body, by_s, future))
+        self._acquires.append(Acquire(op, body, by_s, future))
         self._look()
         return future
 
     def report(self, settlement: Settlement) -> None:
         """Send a settle or progress soon. A settlement that waits already goes out with its present values."""
-        if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.report, settlement)
+        if threading.get_ident() != self._thread or self._is_closed:
+            self._elsewhere(self.report, settlement)
             return
-        if settlement.is_waiting:
+        if settlement.is_waiting or settlement.is_over:
             return
         settlement.is_waiting = True
-        if settlement.sent is None:
+        if not settlement.copies:
             self._unsettled += 1
             self._empty.clear()
         self._settles.append(settlement)
         self._look()
+
+    def settle(self, settlement: Settlement, work: float, outcome: str, latency_ms: float | None = None) -> None:
+        """Send the last word on a reservation soon."""
+        if threading.get_ident() != self._thread:
+            self._elsewhere(self.settle, settlement, work, outcome, latency_ms)
+            return
+        settlement.work, settlement.outcome, settlement.latency_ms = work, outcome, latency_ms
+        settlement.final = True
+        self.report(settlement)
+
+    def give_back(self, reservation: str) -> None:
+        """Settle a reservation that nobody will work under."""
+        self.settle(Settlement(reservation), 0.0, "cancelled")
+
+    def _elsewhere(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on the loop's thread. A child process has none: there its parent settles."""
+        if os.getpid() != self._pid:
+            return
+        if not self._is_closed:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function, *arguments)
+                return
+        log.warning("a grant was settled after its client was closed; what it was charged stays")
 
     async def flush(self, timeout_s: float) -> int:
         """Send every settle that waits, at once; returns how many are still unanswered when the time is over."""
@@ -198,8 +251,13 @@ class Calls:
             self._is_urgent = False
         return self._unsettled
 
-    async def close(self) -> None:
-        """End what is under way."""
+    async def close(self, timeout_s: float = 0.0) -> None:
+        """Wait for the calls that are under way, settle what they granted too late, and end the rest."""
+        until_s = time.monotonic() + timeout_s
+        if self._under_way and timeout_s > 0:
+            await asyncio.wait(set(self._under_way), timeout=timeout_s)
+            await self.flush(max(0.0, until_s - time.monotonic()))
+        self._is_closed = True
         for handle in (self._start_soon, self._start_later, self._sweep_later):
             if handle is not None:
                 handle.cancel()
@@ -207,7 +265,10 @@ class Calls:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
         for one in self._acquires:
-            one.future.cancel()
+            if not one.future.done():
+                one.future.set_exception(NoAnswer(was_sent=False, why="the client was closed"))
+        if self._unsettled:
+            log.warning("%d settles were not answered before the client was closed", self._unsettled)
 
     # Sending.
 
@@ -221,9 +282,11 @@ class Calls:
         loop = self._loop
         if wait_s <= 0.0:
             self._start_soon = loop.call_soon(self._start)
-        elif self._start_later is None or self._start_later.when() > loop.time() + wait_s:
+        elif self._start_later is None or self._start_later_s > loop.time() + wait_s:
             if self._start_later is not None:
                 self._start_later.cancel()
+            # Kept here, because uvloop's handle of a time shorter than a millisecond does not know when it is due.
+            self._start_later_s = loop.time() + wait_s
             self._start_later = loop.call_later(wait_s, self._awake)
 
     def _wait_s(self, now_s: float) -> float | None:
@@ -248,7 +311,7 @@ class Calls:
 
     def _start(self) -> None:
         self._start_soon = None
-        if len(self._under_way) >= CALLS_MAX:
+        if len(self._under_way) >= CALLS_MAX or self._is_closed:
             return
         now_s = time.monotonic()
         acquires, settles = self._take(now_s)
@@ -259,22 +322,28 @@ class Calls:
             task.add_done_callback(self._came_back)
         self._look()
 
-    def _take(self, now_s: float) -> tuple[list[Acquire], list[Settlement]]:
+    def _take(self, now_s: float) -> tuple[list[Acquire], list[Copy]]:
         """Take the next call's operations from the queues: acquires first, as far as count and bytes allow."""
         acquires: list[Acquire] = []
-        settles: list[Settlement] = []
         room = BATCH_BYTES
         while self._acquires and room > 0 and len(acquires) < BATCH_MAX:
+            if self._acquires[0].is_alone and acquires:
+                break
             acquire = self._acquires.popleft()
             if not acquire.future.done():
                 acquires.append(acquire)
                 room -= len(acquire.raw)
+                if acquire.is_alone:
+                    return acquires, []
+        settles: list[Copy] = []
         while self._settles and room > 0 and len(acquires) + len(settles) < BATCH_MAX and now_s >= self._again_s:
             settlement = self._settles.popleft()
-            settlement.is_waiting, settlement.sent = False, settlement.final
+            settlement.is_waiting = False
+            settlement.copies += 1
             settlement.sent_s, settlement.sent_work = now_s, settlement.work
-            settles.append(settlement)
-            room -= len(settlement.reservation) + SETTLE_BYTES
+            raw = settlement.raw()
+            settles.append((settlement, settlement.final, raw))
+            room -= len(raw)
         return acquires, settles
 
     def _came_back(self, task: asyncio.Task[None]) -> None:
@@ -284,14 +353,12 @@ class Calls:
         if self._acquires or self._settles:
             self._start() if self._acquires else self._look()
 
-    async def _call(self, acquires: list[Acquire], settles: list[Settlement]) -> None:
+    async def _call(self, acquires: list[Acquire], settles: list[Copy]) -> None:
         self.batches += 1
         self.acquires += len(acquires)
         self.settles += len(settles)
-        now_s = time.monotonic()
-        by_s = max((one.by_s for one in acquires), default=now_s + SETTLE_PATIENCE_S)
         try:
-            results = await self._post(acquires, settles, by_s)
+            results = await self._post(acquires, settles)
         except NoAnswer as error:
             self._fail(acquires, settles, error)
             return
@@ -301,78 +368,98 @@ class Calls:
         for acquire, (status, body) in zip(acquires, results, strict=False):
             self._tell(acquire, status, body)
         again = sum(
-            self._settled(one, status, body)
-            for one, (status, body) in zip(settles, results[len(acquires) :], strict=True)
+            self._settled(one, is_final, status, body)
+            for (one, is_final, _), (status, body) in zip(settles, results[len(acquires) :], strict=True)
         )
         if settles:
             self._pace(is_failing=again == len(settles))
 
-    async def _post(self, acquires: list[Acquire], settles: list[Settlement], by_s: float) -> list[Answer]:
+    async def _post(self, acquires: list[Acquire], settles: list[Copy]) -> list[Answer]:
         """Return an answer for each operation."""
         count = len(acquires) + len(settles)
         is_repeatable = self._is_repeatable or not acquires
+        if acquires:
+            first_s = min(one.by_s for one in acquires)
+            by_s = max(one.by_s for one in acquires) + LATE_S
+        else:
+            first_s = by_s = time.monotonic() + SETTLE_PATIENCE_S
         if count == 1 and acquires:
             body = dict(acquires[0].body)
             key = body.pop("idempotency_key", None)
             headers = None if key is None else {"idempotency-key": key}
             return [
                 await self._pool.post(
-                    "/v1/acquire", encode(body), by_s=by_s, is_repeatable=is_repeatable, headers=headers
+                    f"/v1/{acquires[0].op}",
+                    encode(body),
+                    by_s=by_s,
+                    first_s=first_s,
+                    is_repeatable=is_repeatable,
+                    headers=headers,
                 )
             ]
-        operations = b",".join([*(one.raw for one in acquires), *(one.raw() for one in settles)])
+        operations = b",".join([*(one.raw for one in acquires), *(raw for _, _, raw in settles)])
         status, answer = await self._pool.post(
-            "/v1/batch", b'{"operations":[%b]}' % operations, by_s=by_s, is_repeatable=is_repeatable
+            "/v1/batch",
+            b'{"operations":[%b]}' % operations,
+            by_s=by_s,
+            first_s=first_s,
+            is_repeatable=is_repeatable,
         )
         if status != 200:
             return [(status, answer)] * count
-        return [(one.pop("status"), one) for one in answer["results"]]
+        results: list[Answer] = [(one.pop("status"), one) for one in answer["results"]]
+        if len(results) != count:
+            raise NoAnswer(was_sent=True, why=f"{len(results)} results for {count} operations")
+        return results
 
     def _tell(self, acquire: Acquire, status: int, body: Mapping[str, Any]) -> None:
-        if not acquire.future.done():
+        if acquire.future.done():
+            if status == 200 and body.get("reservation"):
+                self.give_back(body["reservation"])
+        elif status == TOO_MUCH_AT_ONCE and not acquire.is_alone:
+            acquire.is_alone = True
+            self._acquires.append(acquire)
+        else:
             acquire.future.set_result((status, body))
-        elif status == 200 and body.get("reservation"):
-            abandoned = Settlement(body["reservation"])
-            abandoned.final, abandoned.outcome = True, "cancelled"
-            self.report(abandoned)
 
-    def _fail(self, acquires: list[Acquire], settles: list[Settlement], error: NoAnswer) -> None:
+    def _fail(self, acquires: list[Acquire], settles: list[Copy], error: NoAnswer) -> None:
         for acquire in acquires:
             if not acquire.future.done():
                 acquire.future.set_exception(error)
-        for one in settles:
+        for one, _, _ in settles:
             self._again(one)
         if settles:
             self._pace(is_failing=True)
 
-    def _settled(self, settlement: Settlement, status: int, body: Mapping[str, Any]) -> bool:
+    def _settled(self, settlement: Settlement, is_final: bool, status: int, body: Mapping[str, Any]) -> bool:
         """Take over the answer to a settle; returns whether it has to be sent again."""
-        if status >= NOT_DECIDED:
+        if status >= NOT_DECIDED or status in ASK_AGAIN:
             self._again(settlement)
             return True
         if status == 200:
             settlement.stop |= bool(body.get("stop"))
-        elif settlement.sent:
+        elif is_final and not settlement.is_over:
             self.settles_refused += 1
             log.warning("a settle was not taken: %s %s", status, body.get("reason", ""))
-        self._answered(settlement)
+        settlement.is_over |= is_final
+        self._landed(settlement)
         return False
 
-    def _answered(self, settlement: Settlement) -> None:
-        settlement.sent = None
-        if settlement.is_waiting:
-            return  # something came after it
-        self._unsettled -= 1
-        if not self._unsettled:
-            self._empty.set()
+    def _landed(self, settlement: Settlement) -> None:
+        """Note that a copy is no longer under way."""
+        settlement.copies -= 1
+        if not settlement.copies and not settlement.is_waiting:
+            self._unsettled -= 1
+            if not self._unsettled:
+                self._empty.set()
 
     def _again(self, settlement: Settlement) -> None:
-        """Put a settle back in line; one that was followed by a newer word waits already."""
+        """Put a settle back in line, unless its last word was answered; a newer word waits already."""
         self.settles_repeated += 1
-        settlement.sent = None
-        if not settlement.is_waiting:
+        if not settlement.is_waiting and not settlement.is_over:
             settlement.is_waiting = True
             self._settles.append(settlement)
+        self._landed(settlement)
 
     def _pace(self, *, is_failing: bool) -> None:
         """Pause settles while they fail, longer each time; go on at once after an answer."""

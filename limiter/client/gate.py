@@ -4,11 +4,11 @@ The way of an acquire, each step where it is told:
 
     settles_waiting   too many settles are unsent: nothing new begins                  `limiter.client.calls`
     lease             decided here, if a lease is held for the descriptor              `limiter.client.leasing`
-    adaptive          rejected here, if the service refuses nearly everything anyway   `limiter.client.adaptive`
+    adaptive          rejected here, if the service refuses nearly everything anyway   `limiter.client.restraint`
     call              sent with others, repeated under its key, on another node        `limiter.client.calls`,
-    `node_pool` away              no node answers
-    `limiter.client.service_away` refused           raise, wait, degrade, or the caller's own function
-    below
+                                                                                       `limiter.client.node_pool`
+    away              no node answers, or none has time                                `limiter.client.service_away`
+    refused           raise, wait, degrade, or the caller's own function               below
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ import asyncio
 import inspect
 import os
 import random
+import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from limiter.client import holder
 from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.calls import Answer, Calls, Settlement
+from limiter.client.client_metrics import count
 from limiter.client.grants import ByLease, ByReservation, Grant, NoSettler
 from limiter.client.leasing import HeldLease, Key, Leasing, decides, key_of
+from limiter.client.load_reports import LoadReporter
 from limiter.client.node_pool import NoAnswer, NodePool
 from limiter.client.request_context import current, entered_ns
+from limiter.client.restraint import Restraint, Target
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.service_away import Away, ServiceAway
 from limiter.client.throttled import Misused, Throttled, is_refusal
@@ -37,27 +41,28 @@ from limiter.client.throttled import Misused, Throttled, is_refusal
 if TYPE_CHECKING:
     from limiter.client.sync_gate import SyncHeadgate
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
 """What happens to a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
 caller's, which is called with the exception before the falsy grant is returned, and may raise its own."""
 
 URL = "http://127.0.0.1:8080"
-LIMIT_WINDOW_S = 10.0
-"""Time over which refusals by limits are remembered: short, because a limit lets in again as soon as it has room."""
-ABOUT_A_LIMIT = frozenset({"work", "request_rate", "quota", "blocked"})
-ABOUT_THE_SERVICE = frozenset({"overload", "in_flight", "node_busy"})
 ROOM_SOON = frozenset({"work", "request_rate", "quota", "in_flight", "settles_waiting"})
 """Refusals that say when there will be room, so that waiting for it is no retry."""
 NO_NODE = frozenset({"unavailable", "node_busy", "not_ready", "stopping"})
 """Answers without a decision that another node might have made."""
 WAIT_LEAST_MS = 5.0
 WAIT_UNKNOWN_MS = 100.0
+ADAPTIVE_WAIT_MS = 1000.0
+LOAD_PATIENCE_S = 2.0
 
 
 class Asked:
     """One request for admission, as the caller made it."""
 
-    __slots__ = ("attempt", "body", "by_s", "descriptor", "entered_ns", "key", "namespace", "on_refused", "wait_s")
+    __slots__ = ("attempt", "body", "by_s", "descriptor", "entered_ns", "is_counted", "is_first_in_line", "key",
+                 "namespace", "on_refused", "wait_s")  # fmt: skip
 
     def __init__(
         self,
@@ -79,6 +84,22 @@ class Asked:
         entered = entered_ns()
         self.entered_ns = time.monotonic_ns() if entered is None else entered
         self.attempt = 1
+        self.is_counted = False
+        """It has been counted as a request, which happens once however often it asks."""
+        self.is_first_in_line = False
+        """It asks for room that was promised."""
+
+
+class Line:
+    """Those who wait for room under one descriptor: the first asks, the others stand behind it."""
+
+    __slots__ = ("lock", "refusal", "waiting")
+
+    def __init__(self, refusal: Throttled) -> None:
+        self.lock = asyncio.Lock()
+        self.refusal = refusal
+        """The latest one."""
+        self.waiting = 0
 
 
 class Acquiring:
@@ -133,12 +154,20 @@ class Parts:
     def __init__(
         self, pool: NodePool, *, settles_max: int, is_repeatable: bool, is_auto: bool, is_threaded: bool
     ) -> None:
+        self.loop = asyncio.get_running_loop()
         self.pool = pool
         self.calls = Calls(pool, settles_max=settles_max, is_repeatable=is_repeatable)
         self.leasing = Leasing(pool, is_threaded=is_threaded)
         self.is_auto = is_auto
-        self.lines: dict[Key, asyncio.Lock] = {}
-        """Those who wait for one descriptor: one asks, the others stand behind it."""
+        self.lines: dict[Key, Line] = {}
+        self.load: LoadReporter | None = None
+        self._prefix = secrets.token_hex(9)
+        self._keys = 0
+
+    def idempotency_key(self) -> str:
+        """Return a key that no other client uses, whatever the program does to the random module."""
+        self._keys += 1
+        return f"{self._prefix}{self._keys:x}"
 
 
 class Headgate:
@@ -162,6 +191,7 @@ class Headgate:
         settles_max: int = 10_000,
         connections_max: int = 16,
         tls: ssl.SSLContext | None = None,
+        report_load: bool | Mapping[str, Any] = False,
     ) -> None:
         if local not in ("off", "auto"):
             raise ValueError(f"local is off or auto, not {local!r}")
@@ -170,7 +200,7 @@ class Headgate:
         self._urls = [found] if isinstance(found, str) else list(found)
         self._api_key = api_key
         self._namespace = namespace
-        self._on_refused: Refused = on_refused
+        self.on_refused: Refused = on_refused
         self._wait_s = wait_s
         self._deadline_s = deadline_ms / 1000
         self._repeats = repeat
@@ -183,9 +213,10 @@ class Headgate:
         self._target_by = target_by
         self._parts: Parts | None = None
         self._away = ServiceAway(unavailable)
-        self._by_target = adaptive if isinstance(adaptive, AdaptiveThrottle) else AdaptiveThrottle()
-        self._by_limit = AdaptiveThrottle(window_s=LIMIT_WINDOW_S)
-        self._is_adaptive = adaptive is not False
+        by_target = adaptive if isinstance(adaptive, AdaptiveThrottle) else AdaptiveThrottle()
+        self._restraint = None if adaptive is False else Restraint(by_target)
+        self._report_load = report_load
+        self._now_s, self._draw = time.monotonic, random.random
         self._retries = retries or RetryBudget()
         self.granted = self.refused = self.rejected = self.decided_locally = self.undecided = 0
         """Grants; refusals by the service; rejections without asking it; decisions by leases; those without the
@@ -208,7 +239,7 @@ class Headgate:
 
     def parts(self) -> Parts:
         """Return what belongs to the running loop; made at the first use."""
-        if self._parts is None:
+        if self._parts is None or self._parts.loop.is_closed():
             pool = NodePool(self._urls, api_key=self._api_key, connections_max=self._connections_max, tls=self._tls)
             self._parts = Parts(
                 pool,
@@ -217,7 +248,23 @@ class Headgate:
                 is_auto=self._is_auto,
                 is_threaded=self.is_threaded,
             )
+            self._start_reports(self._parts)
         return self._parts
+
+    def _start_reports(self, parts: Parts) -> None:
+        """Report the load of this process, if the program wants that (G5)."""
+        if self._report_load is False:
+            return
+        given = {} if self._report_load is True else dict(self._report_load)
+        options = {"of": "threads" if self.is_threaded else "loop", "namespace": self._namespace} | given
+        parts.load = LoadReporter(self._send_load, **options)
+        parts.load.start()
+
+    async def _send_load(self, path: str, body: dict[str, Any]) -> None:
+        by_s = time.monotonic() + LOAD_PATIENCE_S
+        status, answer = await self.parts().pool.post_json(path, body, by_s=by_s)
+        if status >= 400:
+            raise Misused(status, answer)
 
     async def __aenter__(self) -> Self:
         self.parts()
@@ -235,10 +282,20 @@ class Headgate:
         parts, self._parts = self._parts, None
         if parts is None:
             return
+        if parts.load is not None:
+            await parts.load.stop()
         await parts.leasing.close()
         await parts.calls.flush(timeout_s)
-        await parts.calls.close()
+        await parts.calls.close(timeout_s)
         await parts.pool.close()
+
+    def counts(self) -> dict[str, float]:
+        """Return counts since this client was made, and what is going on now (`limiter.client.client_metrics`)."""
+        return count(self, self._parts, self._retries)
+
+    def probabilities(self) -> dict[str | None, float]:
+        """Return, by class, the highest probability with which a request for one of its targets is rejected here."""
+        return {} if self._restraint is None else self._restraint.probabilities(self._now_s())
 
     # Asking.
 
@@ -263,7 +320,7 @@ class Headgate:
         unless `on_refused` says otherwise.
         """
         if on_refused is None:
-            on_refused = self._on_refused
+            on_refused = self.on_refused
         else:
             check_refused(on_refused)
         body: dict[str, Any] = {"descriptor": dict(descriptor)}
@@ -288,6 +345,13 @@ class Headgate:
         """Hold a lease on a descriptor: `async with gate.lease({...}) as lease`, then `lease.try_acquire(1)` decides
         at once."""
         return Leased(self, (self._namespace if namespace is None else namespace, descriptor, weight))
+
+    def limited(self, descriptor: Any, work: Any = None, **options: Any) -> Callable[[F], F]:
+        """Return a decorator for coroutine functions and asynchronous generators; arguments as those of
+        `headgate.limited`."""
+        from limiter.client.middleware.decorator import limited
+
+        return limited(self, descriptor, work, **options)
 
     async def settle(
         self,
@@ -315,46 +379,69 @@ class Headgate:
     # Deciding.
 
     async def _acquire(self, asked: Asked, deadline_s: float) -> Grant:
+        if asked.on_refused == "wait":
+            return await self._wait(asked, deadline_s)
         try:
             return await self._decide(asked)
         except Throttled as refusal:
             if asked.on_refused == "raise":
                 raise
-            if asked.on_refused == "wait":
-                return await self._wait(asked, refusal, deadline_s)
             if callable(asked.on_refused):
                 said = asked.on_refused(refusal)
                 if inspect.isawaitable(said):
                     await said
             return Grant(NoSettler(), 0.0, asked.entered_ns, answer={"quality": 0.0}, refusal=refusal)
 
-    async def _wait(self, asked: Asked, refusal: Throttled, deadline_s: float) -> Grant:
-        """Ask again when the service says that there may be room, at most until the caller's time is over."""
+    async def _wait(self, asked: Asked, deadline_s: float) -> Grant:
+        """Ask, and ask again when there may be room, at most until the caller's time is over.
+
+        Where others wait already, stand behind them."""
         until_s = time.monotonic() + asked.wait_s
         lines = self.parts().lines
-        line = lines.setdefault(asked.key, asyncio.Lock())
+        line = lines.get(asked.key)
+        refusal: Throttled | None = None
+        if line is None:
+            try:
+                return await self._decide(asked)
+            except Throttled as first:
+                refusal = first
+            if refusal.retry == "never":
+                raise refusal
+            line = lines.setdefault(asked.key, Line(refusal))
+        due_s = time.monotonic() + _pause_s(refusal)
+        line.waiting += 1
         try:
-            async with asyncio.timeout(asked.wait_s):
-                await line.acquire()
-        except TimeoutError:
-            raise refusal from None
-        try:
-            while True:
-                wait_ms = WAIT_UNKNOWN_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
-                wait_s = max(WAIT_LEAST_MS, wait_ms) / 1000 * random.uniform(1.0, 1.1)  # noqa: S311
-                now_s = time.monotonic()
-                if refusal.retry == "never" or now_s + wait_s > until_s or not self._may_wait(asked, refusal, now_s):
-                    raise refusal
-                await asyncio.sleep(wait_s)
-                asked.by_s = time.monotonic() + deadline_s
-                try:
-                    return await self._decide(asked)
-                except Throttled as again:
-                    refusal = again
+            try:
+                async with asyncio.timeout(asked.wait_s):
+                    await line.lock.acquire()
+            except TimeoutError:
+                raise refusal or line.refusal from None
+            try:
+                return await self._ask_first(asked, line, refusal, due_s, until_s, deadline_s)
+            finally:
+                line.lock.release()
         finally:
-            line.release()
-            if not line.locked() and lines.get(asked.key) is line:
+            line.waiting -= 1
+            if not line.waiting and lines.get(asked.key) is line:
                 del lines[asked.key]
+
+    async def _ask_first(
+        self, asked: Asked, line: Line, refusal: Throttled | None, due_s: float, until_s: float, deadline_s: float
+    ) -> Grant:
+        """Ask as the first of a line, each time when room was promised."""
+        asked.is_first_in_line = True
+        while True:
+            now_s = time.monotonic()
+            if refusal is not None:
+                if refusal.retry == "never" or due_s > until_s or not self._may_wait(asked, refusal, now_s):
+                    raise refusal
+                await asyncio.sleep(max(0.0, due_s - now_s))
+            asked.by_s = time.monotonic() + deadline_s
+            try:
+                return await self._decide(asked)
+            except Throttled as again:
+                refusal = line.refusal = again
+            due_s = time.monotonic() + _pause_s(refusal)
 
     def _may_wait(self, asked: Asked, refusal: Throttled, now_s: float) -> bool:
         """Return whether asking once more is allowed: for room that was promised it is, otherwise the budget
@@ -378,10 +465,18 @@ class Headgate:
             if grant is not None:
                 return grant
         target = self._target(asked)
-        self._retries.asked(now_s)
-        if self._is_adaptive and self._rejects(asked, target, now_s):
-            self.rejected += 1
-            raise Throttled(reason="adaptive", retry_after_ms=1000.0, local=True)
+        if not asked.is_counted:
+            asked.is_counted = True
+            self._retries.asked(now_s)
+        restraint = self._restraint
+        if restraint is not None:
+            now_s = self._now_s()
+            if restraint.is_away(now_s, self._draw()):
+                detail = "no node has decided lately, so this request was not sent"
+                return self._without_service(asked, Throttled(reason="unavailable", status=503, detail=detail))
+            if restraint.rejects(asked.key, target, now_s, self._draw, is_promised=asked.is_first_in_line):
+                self.rejected += 1
+                raise Throttled(reason="adaptive", retry_after_ms=ADAPTIVE_WAIT_MS, local=True)
         return await self._ask(parts, asked, target)
 
     def _decide_by(self, lease: holder.Lease, asked: Asked) -> Grant | None:
@@ -397,39 +492,35 @@ class Headgate:
         self.refused += 1
         raise Throttled(reason=found.reason, policy=found.policy, retry_after_ms=found.retry_after_ms, local=True)
 
-    def _target(self, asked: Asked) -> tuple[str, str, str | None]:
+    def _target(self, asked: Asked) -> Target:
         """Return what is protected, for a class: refusals because of overload count for all callers of it."""
-        return (
-            asked.namespace,
-            asked.descriptor.get(self._target_by, ""),
-            asked.body.get("criticality"),
-        )
+        return asked.namespace, asked.descriptor.get(self._target_by, ""), asked.body.get("criticality")
 
-    def _rejects(self, asked: Asked, target: tuple[str, str, str | None], now_s: float) -> bool:
-        """Return whether the request is rejected without asking: for its target, or for its own limits."""
-        by_target = self._by_target.rejects(target, now_s, random.random())  # noqa: S311
-        return self._by_limit.rejects((asked.key, target[2]), now_s, random.random()) or by_target  # noqa: S311
+    def _learn(
+        self, asked: Asked, target: Target, reason: str | None, share: float = 0.0, *, is_decided: bool = True
+    ) -> None:
+        """Note how a request that was sent ended; `reason` None: granted."""
+        if self._restraint is not None:
+            self._restraint.learn(asked.key, target, self._now_s(), reason, share, is_decided=is_decided)
 
-    def _learn(self, asked: Asked, target: tuple[str, str, str | None], reason: str | None, share: float) -> None:
-        """Note how a request ended, for both throttles; `reason` None: granted."""
-        if self._is_adaptive:
-            now_s = time.monotonic()
-            self._by_target.answered(target, now_s, accepted=reason not in ABOUT_THE_SERVICE, refused_share=share)
-            self._by_limit.answered((asked.key, target[2]), now_s, accepted=reason not in ABOUT_A_LIMIT)
-
-    async def _ask(self, parts: Parts, asked: Asked, target: tuple[str, str, str | None]) -> Grant:
+    async def _ask(self, parts: Parts, asked: Asked, target: Target) -> Grant:
         """Ask the service; where a node has no time, another one, as far as deadline and budget allow."""
         body = dict(asked.body)
         if self._repeats:
-            body["idempotency_key"] = f"{random.getrandbits(96):024x}"
+            body["idempotency_key"] = parts.idempotency_key()
         while True:
             if asked.attempt > 1:
                 body["attempt"] = asked.attempt
             try:
                 status, answer = await self._answer(parts, body, asked.by_s)
             except NoAnswer as error:
-                self._learn(asked, target, "node_busy", 0.0)
+                self._learn(asked, target, None, is_decided=False)
                 return self._without_service(asked, Throttled(reason="unavailable", status=503, detail=str(error)))
+            except BaseException:
+                self._learn(asked, target, "given_up")
+                raise
+            if status < 500:
+                self._away.answered()
             share = answer.get("drawn_share") or 0.0
             if status == 200:
                 self._learn(asked, target, None, share)
@@ -440,15 +531,16 @@ class Headgate:
                 self._learn(asked, target, refusal.reason, share)
                 raise refusal
             if status < 500:
+                self._learn(asked, target, None)
                 raise Misused(status, answer)
             refusal = Throttled.of_answer(status, answer)
-            if not await self._may_repeat(asked, refusal):
-                self._learn(asked, target, "node_busy", 0.0)
+            if not await self._may_repeat(asked, target, refusal):
+                self._learn(asked, target, None, is_decided=False)
                 if refusal.reason in NO_NODE or status != 503:
                     return self._without_service(asked, refusal)
                 raise refusal
 
-    async def _may_repeat(self, asked: Asked, refusal: Throttled) -> bool:
+    async def _may_repeat(self, asked: Asked, target: Target, refusal: Throttled) -> bool:
         """Wait for another attempt after an answer without a decision, if there is time and budget for one."""
         now_s = time.monotonic()
         wait_s = 0.0 if refusal.retry == "now" else (refusal.retry_after_ms or WAIT_UNKNOWN_MS) / 1000
@@ -457,22 +549,32 @@ class Headgate:
         if not self._retries.may_retry(asked.attempt, now_s):
             return False
         asked.attempt += 1
-        await asyncio.sleep(wait_s)
+        try:
+            await asyncio.sleep(wait_s)
+        except BaseException:
+            self._learn(asked, target, "given_up")
+            raise
         return True
 
     @staticmethod
     async def _answer(parts: Parts, body: dict[str, Any], by_s: float) -> Answer:
-        """Return the answer, in time: whoever stops waiting gives the request up, and what it was granted goes back."""
+        """Return the answer, in time. What is granted to a caller that no longer waits goes back."""
         future = parts.calls.ask(body, by_s)
         try:
             async with asyncio.timeout(max(0.0, by_s - time.monotonic())):
                 return await future
-        except TimeoutError:
-            raise NoAnswer(was_sent=True, why="no answer in time") from None
+        except BaseException as error:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # The answer and the end of waiting came in the same turn of the loop.
+                status, answer = future.result()
+                if status == 200 and answer.get("reservation"):
+                    parts.calls.give_back(answer["reservation"])
+            if isinstance(error, TimeoutError):
+                raise NoAnswer(was_sent=True, why=parts.pool.failure or "no answer in time") from None
+            raise
 
     def _grant(self, parts: Parts, asked: Asked, answer: Mapping[str, Any]) -> Grant:
         self.granted += 1
-        self._away.answered()
         charged = answer.get("charged", 0.0)
         has_quota = any(one["mechanism"] == "quota" for one in answer.get("limits", ()))
         self._away.granted(asked.key, charged, time.monotonic(), has_quota=has_quota)
@@ -491,7 +593,15 @@ class Headgate:
         """Return what the policies of a held lease say about a service that does not answer."""
         lease = None if self._parts is None else self._parts.leasing.known(asked.key)
         mode = None if lease is None else lease.on_service_failure
-        return mode if mode in ("open", "closed") else None  # type: ignore[return-value]
+        return mode if mode in ("open", "closed", "local") else None  # type: ignore[return-value]
+
+
+def _pause_s(refusal: Throttled | None) -> float:
+    """Return for how long a refused request waits before it asks again; a little longer than it was told, unevenly."""
+    if refusal is None:
+        return 0.0
+    wait_ms = WAIT_UNKNOWN_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
+    return max(WAIT_LEAST_MS, wait_ms) / 1000 * random.uniform(1.0, 1.1)  # noqa: S311
 
 
 def check_refused(on_refused: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from math import inf
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -81,13 +82,16 @@ class Grant:
 
     def progress(self, work: float) -> None:
         """Report the work done so far, all of it. Often is fine: what goes out is limited; the deadline is renewed."""
+        check_work(work)
         if not self._is_settled:
-            self._outcome_work = work
+            self._outcome_work = work if self._outcome_work is None else max(work, self._outcome_work)
             self._settler.progress(work)
 
     def settle(self, work: float | None = None, *, outcome: str = "ok", latency_ms: float | None = None) -> None:
         """Report what the work really cost; without `work`, what was reported last, else the charge. Once: a second
         call does nothing. Returns at once; the settle is sent within 100 ms, and again until it is answered."""
+        if work is not None:
+            check_work(work)
         if self._is_settled:
             return
         self._is_settled = True
@@ -117,6 +121,8 @@ class Grant:
             raise
         finally:
             self.settle(done, outcome=outcome)
+            if (close := getattr(source, "aclose", None)) is not None:
+                await close()  # a source that was not read to its end may hold a connection
 
     def stream_sync(self, source: Iterable[T], *, work: Callable[[T], float]) -> Iterator[T]:
         """The same for a source without await."""
@@ -134,6 +140,8 @@ class Grant:
             raise
         finally:
             self.settle(done, outcome=outcome)
+            if (close := getattr(source, "close", None)) is not None:
+                close()
 
     def end(self, error: BaseException | None) -> None:
         """Settle by how the work ended."""
@@ -146,6 +154,11 @@ class Grant:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end(error)
+
+
+def check_work(work: float) -> None:
+    if not 0.0 <= work < inf:
+        raise ValueError(f"work is a number from 0 on, not {work!r}")
 
 
 def outcome_of(error: BaseException) -> str:
@@ -188,9 +201,7 @@ class ByReservation:
         self._calls.progress(self._settlement)
 
     def settle(self, work: float, outcome: str, latency_ms: float) -> None:
-        one = self._settlement
-        one.work, one.outcome, one.latency_ms, one.final = work, outcome, latency_ms, True
-        self._calls.report(one)
+        self._calls.settle(self._settlement, work, outcome, latency_ms)
 
 
 class ByLease:

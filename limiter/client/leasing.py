@@ -38,6 +38,8 @@ SELDOM_S = 10.0
 NOT_LENT_S = 30.0
 """A descriptor that could not be leased is not tried again for this time."""
 
+NOT_DECIDED = 500
+"""From this status on, nothing was decided."""
 LOOKS_MAX = 3
 """A lease that still lends nothing after so many requests is given up."""
 _HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -84,9 +86,9 @@ class HeldLease:
     @property
     def is_useless(self) -> bool:
         """Return whether nothing could be lent, and further requests have not changed that."""
-        return self.lease.number > LOOKS_MAX and any(
-            one.capacity <= 0 and not one.is_quota for one in self.lease.slices
-        )
+        slices = self.lease.slices
+        is_empty = not slices or any(one.capacity <= 0 and not one.is_quota for one in slices)
+        return self.lease.number > LOOKS_MAX and is_empty
 
     async def _renew(self) -> None:
         while not self.is_refused:
@@ -103,10 +105,8 @@ class HeldLease:
             try:
                 status, answer = await self._send(path, body)
             except NoAnswer:
-                self.failures += 1
-                await asyncio.sleep(REPEAT_AFTER_S)
-                if self.lease.number <= 1:
-                    return  # a first request is made anew, so that it says what is wanted by then
+                if await self._gave_up():
+                    return
                 continue
             self.renewals += 1
             if status == 200:
@@ -116,13 +116,23 @@ class HeldLease:
             if status == 404 or (status == 409 and reason == "lease_outdated"):
                 self.lease.begin_again()
                 path, body = self.lease.ask()
-            elif status >= 500:
-                self.failures += 1
-                await asyncio.sleep(REPEAT_AFTER_S)
+            elif status >= NOT_DECIDED:
+                if await self._gave_up():
+                    return
             else:
                 self.is_refused = True
                 log.info("nothing is lent to this client: %s %s", status, answer.get("detail", reason))
                 return
+
+    async def _gave_up(self) -> bool:
+        """Wait after a failure; returns True for a first request: another is made later, which says what is wanted by
+        then."""
+        self.failures += 1
+        await asyncio.sleep(REPEAT_AFTER_S)
+        if self.lease.number > 1:
+            return False
+        self.lease.begin_again()
+        return True
 
     async def _send(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Send a request and, every 300 ms, another copy of it, until one is answered."""
@@ -135,7 +145,7 @@ class HeldLease:
                     copies.add(asyncio.get_running_loop().create_task(post))
                 done, copies = await asyncio.wait(copies, timeout=REPEAT_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
-                    if one.exception() is None:
+                    if not one.cancelled() and one.exception() is None:
                         return one.result()
                 if done and not copies:
                     raise NoAnswer(was_sent=True, why="no copy of a lease's request was answered")
@@ -160,14 +170,17 @@ class Asked:
 class Leasing:
     """All leases of one client: those that the program asked for, and those that pay by themselves."""
 
-    def __init__(self, pool: NodePool, *, is_threaded: bool) -> None:
+    def __init__(self, pool: NodePool, *, is_threaded: bool, weight: float = 1.0) -> None:
         self._pool = pool
         self._is_threaded = is_threaded
+        self._weight = weight
+        """That of leases which are taken because they pay: for a proxy, which stands for many clients."""
         self._held: dict[Key, HeldLease] = {}
         """Leases of `auto`, by what they are for."""
         self._asked: OrderedDict[Key, Asked] = OrderedDict()
         self._explicit: set[HeldLease] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -222,8 +235,8 @@ class Leasing:
             asked.often_s = now_s
         if key not in self._held and per_s >= ASKED_OFTEN_PER_S and now_s >= asked.not_before_s:
             asked.not_before_s = now_s + NOT_LENT_S
-            held = self._held[key] = self._new(key[0], dict(key[1]))
-            self._spawn(held.begin())
+            held = self._held[key] = self._new(key[0], dict(key[1]), self._weight)
+            self._spawn(held.begin(), self._beginning)
             if self._watching is None:
                 self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -237,19 +250,20 @@ class Leasing:
                 is_seldom = asked is None or now_s - asked.often_s >= SELDOM_S
                 if is_seldom or held.is_refused or held.is_useless:
                     del self._held[key]
-                    self._spawn(held.end())
+                    self._spawn(held.end(), self._ending)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    @staticmethod
+    def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def close(self) -> None:
         """Give everything back."""
-        tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
+        tasks = [*self._beginning, *([self._watching] if self._watching is not None else [])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._ending, return_exceptions=True)
         leases = [*self._held.values(), *self._explicit]
         self._held.clear()
         self._explicit.clear()

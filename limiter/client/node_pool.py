@@ -8,6 +8,7 @@ sent, or the call may be repeated.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import ssl
 import time
@@ -23,6 +24,9 @@ AWAY_MAX_S = 5.0
 KEEP_ALIVE_S = 30.0
 JSON = {"content-type": "application/json"}
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+TRY_LEAST_S = 0.05
+"""A node has at least this time to answer before another is asked."""
+NO_TIME = 503
 
 
 class NoAnswer(Exception):
@@ -57,6 +61,19 @@ class Node:
         self._failures, self.away_until_s = 0, 0.0
 
 
+class Connector(aiohttp.TCPConnector):
+    """Connections of one process. A child that forgets its parent's leaves them open: closing them there would tell
+    the poller that both share."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._pid = os.getpid()
+
+    def __del__(self, *_: Any) -> None:
+        if os.getpid() == self._pid:
+            super().__del__()
+
+
 class NodePool:
     """All nodes, as one that answers."""
 
@@ -78,13 +95,13 @@ class NodePool:
         self._session: aiohttp.ClientSession | None = None
         self.calls = 0
         self.failures = 0
+        self.failure = ""
+        """The latest one, until a node answers."""
 
     def _open(self) -> aiohttp.ClientSession:
         """Return the session of this loop; it is made here because it belongs to a running loop."""
         if self._session is None or self._session.closed:
-            connector = aiohttp.TCPConnector(
-                limit=self._connections_max, keepalive_timeout=KEEP_ALIVE_S, ssl=self._tls or True
-            )
+            connector = Connector(limit=self._connections_max, keepalive_timeout=KEEP_ALIVE_S, ssl=self._tls or True)
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers=self._headers,
@@ -101,15 +118,18 @@ class NodePool:
         *,
         by_s: float,
         is_repeatable: bool,
+        first_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
-        """Return status and body of the answer; by_s: the deadline, on the monotonic clock."""
+        """Return status and body of the answer; by_s: the deadline, on the monotonic clock; first_s: when somebody
+        wants an answer, if that is before: until then there has to be time for another node."""
         was_sent, why = False, "no time was left"
         while (now_s := time.monotonic()) < by_s:
             node, others = self._choose(now_s)
             patience_s = by_s - now_s
             if others and is_repeatable:
-                patience_s /= 2  # leave time for another node
+                wanted_s = (by_s if first_s is None else first_s) - now_s
+                patience_s = min(patience_s, max(TRY_LEAST_S, wanted_s / 2))
             try:
                 async with asyncio.timeout(patience_s):
                     status, answer = await self._send(node, path, body, headers)
@@ -120,10 +140,16 @@ class NodePool:
                 why = f"{node.url}: {str(error) or type(error).__name__}"
                 if was_sent and not is_repeatable:
                     break
-                if not others:
-                    await asyncio.sleep(min(AWAY_FIRST_S / 4, max(0.0, by_s - time.monotonic())))
+                self.failure = why
+                now_s = time.monotonic()
+                if all(one.away_until_s > now_s for one in self.nodes):
+                    await asyncio.sleep(min(AWAY_FIRST_S / 4, max(0.0, by_s - now_s)))
                 continue
-            node.answered()
+            if status == NO_TIME:
+                node.failed(time.monotonic())  # the next call goes to another node
+            else:
+                node.answered()
+            self.failure = ""
             return status, answer
         raise NoAnswer(was_sent=was_sent, why=why)
 

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
+import inspect
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from limiter.client import holder
 from limiter.client.gate import Acquiring, Headgate
 from limiter.client.grants import Grant
 from limiter.client.leasing import HeldLease
+from limiter.client.throttled import Throttled
+
+log = logging.getLogger("headgate")
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_PATIENCE_S = 2.0
 
@@ -29,16 +37,39 @@ EXIT_PATIENCE_S = 2.0
 class SyncAcquiring:
     """What `acquire` returns: call `.now()` for a grant, or use it as `with`, which settles by itself."""
 
-    __slots__ = ("_acquiring", "_gate", "_grant")
+    __slots__ = ("_acquiring", "_gate", "_grant", "_granted", "_on_refused")
 
-    def __init__(self, gate: SyncHeadgate, acquiring: Acquiring) -> None:
+    def __init__(
+        self, gate: SyncHeadgate, acquiring: Acquiring, on_refused: Callable[[Throttled], object] | None = None
+    ) -> None:
         self._gate = gate
         self._acquiring = acquiring
         self._grant: Grant | None = None
+        self._granted: Grant | None = None
+        self._on_refused = on_refused
 
     def now(self) -> Grant:
         """Ask, and return the grant. Settle it: nobody else does."""
-        return self._gate.wait_for(self._acquiring.grant())
+        try:
+            grant = self._gate.wait_for(self._ask())
+        except BaseException:
+            self._gate.later(self._give_back)
+            raise
+        if grant.refusal is not None and self._on_refused is not None:
+            # On the caller's thread: on the client's it would hold up everybody.
+            said = self._on_refused(cast("Throttled", grant.refusal))
+            if inspect.iscoroutine(said):
+                self._gate.wait_for(said)
+        return grant
+
+    async def _ask(self) -> Grant:
+        self._granted = grant = await self._acquiring.grant()
+        return grant
+
+    def _give_back(self) -> None:
+        """Settle what was granted after its caller had gone."""
+        if self._granted is not None:
+            self._granted.settle(0.0, outcome="cancelled")
 
     def __enter__(self) -> Grant:
         self._grant = self.now()
@@ -105,27 +136,65 @@ class SyncHeadgate:
                 if self._loop is not None:
                     self._inner = self._make()
                 self._pid, self._loop = os.getpid(), asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="headgate-client", daemon=True)
+                # A child keeps the frames of its parent's threads, and with them all that the parent's loop uses. None
+                # of it is closed there, which would tell the poller that both share.
+                arguments = (self._loop, self._inner)
+                self._thread = threading.Thread(target=_run, args=arguments, name="headgate-client", daemon=True)
                 self._thread.start()
             return self._loop
 
+    def forget_parent(self) -> None:
+        """Begin afresh in a child process: a lock may be held there by a thread that it does not have."""
+        self._lock = threading.Lock()
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Call a function on the client's thread, unless the client is closed."""
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid():
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(function)
+
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the client's loop, and return its result; an interrupt cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        loop = self._running()
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("this is the client's own thread, which would wait for itself; call from another one")
+        future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise Throttled(reason="unavailable", status=503, detail="the client was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise
 
+    def counts(self) -> dict[str, float]:
+        """Return counts of this client, as `Headgate.counts` does."""
+        return self._inner.counts()
+
+    def probabilities(self) -> dict[str | None, float]:
+        """Return probabilities of local rejections, as `Headgate.probabilities` does."""
+        return self._inner.probabilities()
+
     def acquire(self, descriptor: Mapping[str, str], work: float | None = None, **options: Any) -> SyncAcquiring:
         """Ask for admission: `with gate.acquire({...}, work=3) as grant`, or `gate.acquire({...}).now()`; options as
         those of `Headgate.acquire`."""
-        return SyncAcquiring(self, self.inner.acquire(descriptor, work, **options))
+        on_refused = options.get("on_refused") or self.inner.on_refused
+        if not callable(on_refused):
+            return SyncAcquiring(self, self.inner.acquire(descriptor, work, **options))
+        options["on_refused"] = "degrade"
+        return SyncAcquiring(self, self.inner.acquire(descriptor, work, **options), on_refused)
 
     def lease(self, descriptor: Mapping[str, str], *, namespace: str | None = None, weight: float = 1.0) -> SyncLeased:
         """Hold a lease on a descriptor, which threads may share."""
         return SyncLeased(self, self.inner.lease(descriptor, namespace=namespace, weight=weight).arguments)
+
+    def limited(self, descriptor: Any, work: Any = None, **options: Any) -> Callable[[F], F]:
+        """Return a decorator for functions and generators; arguments as those of `headgate.limited`."""
+        from limiter.client.middleware.decorator import limited
+
+        return limited(self, descriptor, work, **options)
 
     def settle(self, reservation: str, work: float, **options: Any) -> dict[str, Any]:
         """Settle a reservation that came from elsewhere; options as those of `Headgate.settle`."""
@@ -151,16 +220,22 @@ class SyncHeadgate:
             self._inner = self._make()
 
     def __enter__(self) -> Self:
+        self.wait_for(self.inner.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, _inner: Headgate) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()  # threads wait for some of them
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
 
@@ -172,4 +247,16 @@ _OPEN: weakref.WeakSet[SyncHeadgate] = weakref.WeakSet()
 def _close_all() -> None:
     """Send what waits when the process ends in order."""
     for gate in list(_OPEN):
-        gate.close(EXIT_PATIENCE_S)
+        try:
+            gate.close(EXIT_PATIENCE_S)
+        except Exception:
+            log.exception("a client could not be closed in order")
+
+
+def _after_fork() -> None:
+    for gate in list(_OPEN):
+        gate.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

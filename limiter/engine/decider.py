@@ -64,7 +64,7 @@ _REFUSED_CODE = int(AcquireStatus.REFUSED)
 _VALUES = Struct("<Bdddd")
 
 BUCKETS_MAX = 1 << 62
-"""Asked in one turn of the loop: as many as there are requests for."""
+"""No bound for single requests: only batches are bounded in the buckets that they ask."""
 
 Arrived = tuple[AcquireRequest, Any, str | None, Criticality | None]
 """A request, its place at the desk, its idempotency key, and the highest class it may have; None: any."""
@@ -174,7 +174,7 @@ class Decider:
         return await self.settler.settle(request, namespace=namespace)
 
     def begin(self, arrived: Iterable[Arrived], desk: Desk, room: int = BUCKETS_MAX) -> int:
-        """Ask the store for all requests of one turn; each is handed to the desk once it is decided, or will not be.
+        """Ask the store for all requests of one turn; each is handed to the desk with its decision or its error.
 
         `room` is how many buckets they may ask together. What is left of it is returned; below zero, some were refused.
         """
@@ -290,9 +290,9 @@ class Decider:
             operation.finish(decision)
 
     def _goes_on(self, shape: Shape, now_s: float) -> bool:
-        """True if a quota of the request must not be asked of the store, because its balance there is not up to date.
+        """True if the request has a quota whose balance in the store is not up to date, so that this node decides.
 
-        A single call without an answer is not enough for that: the store is still asked, and grants are posted at once.
+        After a single call without an answer the store is still asked, and grants are posted at once.
         """
         if not (self._store_health.breaker.is_open or self.remainders.is_held(now_s)):
             return False
@@ -338,7 +338,7 @@ class Decider:
             _hand_over(told)
 
     def _refuse_plainly(self, operation: Operation, values: Values, now_us: int) -> None:
-        """Refuse by the only limit, a rate; the renderer puts it into words."""
+        """Refuse by the only limit, a rate; the renderer writes the sentence."""
         operation.is_over = True
         operation.now_us = now_us
         code, balance, charge, rate, capacity = values

@@ -155,7 +155,7 @@ class Settler:
                         operations = going.setdefault(slot, [])
                     self._ask(operation, reservation, slot, now_us)
                     operations.append(operation)
-            except Exception as error:  # what is wrong with one must not cost the others their answers
+            except Exception as error:  # an error of one must not cost the others their answers
                 operation.finish(error)
         for slot, operations in going.items():
             self._buckets.settles.start_many(slot, operations, deadline_s=deadline_s)
@@ -178,6 +178,13 @@ class Settler:
             reservation.late_us,
         )
         operation.taken = taken = reservation.taken
+        if len(taken) == 1 and request.outcome == "ok":  # nearly all
+            bucket = taken[0][0]
+            limit = find(namespace, bucket)
+            operation.buckets, operation.limits = (bucket,), (limit,)
+            operation.rows = (b"" if limit is None else pack_params(limit.params(now_us)),)
+            operation.charges = (corrected(taken[0], 0.0 if limit is None else limit.unit),)
+            return
         operation.buckets = [charge[0] for charge in taken]
         operation.limits = limits = [find(namespace, bucket) for bucket in operation.buckets]
         operation.rows = [b"" if limit is None else pack_params(limit.params(now_us)) for limit in limits]
@@ -216,7 +223,7 @@ class Settler:
                 desk.answer_settles(operations)
 
     def _settle_plainly(self, operation: Correction, limit: Limit, settled: tuple[Any, ...], now_us: int) -> None:
-        """The way of nearly all settles: one bucket of a limit that is there, and no value is made of what it said."""
+        """Conclude a settle of one bucket whose limit exists, as nearly all are, without a value of the answer."""
         _, late, stop, work, deadline_us, before_us, code, balance, adjusted, uncollected, rate, capacity = settled
         ((_, _, weight, in_requests, *_),) = operation.taken
         if in_requests or not weight:

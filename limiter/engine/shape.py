@@ -43,7 +43,7 @@ class Shape(tuple[Limit, ...]):
     denied_by: str | None
     """The policy that refuses whatever it covers (W17); None where there is none."""
     too_many: int
-    """How many limits cover it where that are more than can be decided on at once; else 0."""
+    """Number of limits that cover it, if more than one operation can ask; otherwise 0."""
     denied_in_shadow: bool
     """True if a policy in shadow would have denied it."""
     classes: Classes | None

@@ -39,7 +39,7 @@ _SUMS = Struct("<7d")
 _REQUESTS_UNTIL = Struct("<d")
 _SHEDDING = Struct("<49d")
 _SHEDDING_BEFORE = Struct("<28d")
-"""As it was in older records, which are read and written anew."""
+"""The form of older records, which are read, and written in the present form."""
 _BLOCK = Struct("<3d")
 _SLOTS = Struct("<5d")
 _PARAMS = Struct("<H11d")
@@ -304,7 +304,7 @@ def _shedding_of_before(raw: bytes, at: int, updated_us: float) -> Shedding:
 
 
 def read_plainly(raw: bytes) -> Reading | None:
-    """Return the part of a record without trailers that the controller goes by; None for any other record."""
+    """Return the fields that the controller uses, of a record without trailers; None for any other record."""
     if len(raw) != _RECORD.size or raw[0] != VERSION:
         return None
     (

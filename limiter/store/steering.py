@@ -78,11 +78,11 @@ class Steering:
         return await self._read(slot.prefix, names, keys.state)
 
     async def memories(self, slot: Slot, limits: Sequence[str]) -> dict[str, bytes]:
-        """Return what was last kept of some limits, by what the names of their buckets begin with."""
+        """Return the state that was last kept of limits, by the prefix of their buckets' names."""
         return await self._read(slot.prefix, limits, keys.memory)
 
     async def keep_memory(self, slot: Slot, limit: str, memory: bytes, *, life_s: int) -> None:
-        """Keep what the buckets of a limit have taught. A former owner may do so as well: it knows no less."""
+        """Keep what was learned from the buckets of a limit. A former owner may write it, too: it knows no less."""
         key = keys.memory(slot.prefix, limit)
         await self._link.call(slot.prefix, "SET", key, memory, "EX", life_s, timeout_s=self._timeout_s)
 

@@ -522,6 +522,13 @@ local function free_capacity(record)
   return record[CAPACITY] * (1 - record[PARTS_CAPACITY])
 end
 
+-- B8: a bound does not grow with the capacity: neither does what the bucket itself may hold of it.
+local function keep_lent(record, bound, capacity)
+  if record[PARTS_CAPACITY] == 0 then return end
+  local own = free_capacity(record) * (capacity + bound) / (record[CAPACITY] + bound)
+  record[PARTS_CAPACITY] = 1 - math.min(1, own / capacity)
+end
+
 -- B8: credit a bucket that may have lent parts of itself, by what is lent as long as that lasts.
 local function refill_lending(record, elapsed_us)
   local tau = record[UPDATED] + record[SHIFT]
@@ -667,6 +674,7 @@ local function adopt(record, params, now_us)
     end
     record[COMMITTED] = committed
   end
+  if params.lend_need and capacity > record[CAPACITY] then keep_lent(record, params.lend_bound, capacity) end
   record[CAPACITY] = capacity
   if record[FLAGS] >= LENDS and has(record[FLAGS], LENDS) then capacity = free_capacity(record) end
   if record[BALANCE] > capacity then record[BALANCE] = capacity end

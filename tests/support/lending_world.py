@@ -99,7 +99,6 @@ class Holder:
         self.name = name
         self.demand = demand
         self.drift = drift
-        self.lives = 0
         self.paused_until = self.cut_until = -1.0
         self.alive = True
         self.admitted = self.refused = 0.0
@@ -108,7 +107,7 @@ class Holder:
     @property
     def key(self) -> str:
         """The lease's name in the store; a new one each time it begins again."""
-        return f"{self.name}#{self.lives}"
+        return self.lease.holder
 
     def clock_ns(self, t: float) -> int:
         """This host's monotonic clock."""
@@ -116,7 +115,6 @@ class Holder:
 
     def begin_again(self) -> None:
         """The store knows nothing of the lease any more."""
-        self.lives += 1
         self.lease = Lease(now_ns=self.clock_ns(self.world.t))
 
     def could_admit(self, t: float) -> float:
@@ -388,7 +386,7 @@ def body_of(ask: LeaseAsk, answer: LeaseAnswer) -> dict[str, Any]:
     (one,) = answer.slices
     row = {"policy": BUCKET, "mechanism": "work", "rate": one.rate, "capacity": one.capacity, "tokens": one.tokens,
            "share": one.share, "moved": one.moved}  # fmt: skip
-    return {"number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}
+    return {"lease": ask.lease, "number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}
 
 
 def hostile(seed: int, *, leaps: bool = False) -> World:
@@ -539,4 +537,4 @@ def _serve(ledger: Ledger, lease: Lease, ask: LeaseAsk, now_us: int, now_ns: int
             "period": one.moved,
             "ends_in_ms": ends_in_ms,
         }
-        lease.take({"number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}, now_ns)
+        lease.take({"lease": "token", "number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}, now_ns)

@@ -125,6 +125,7 @@ class Proxy:
             await self._forward_requests(reader, server)
         finally:
             replies.cancel()
+            server.close()  # before anything that a cancellation could interrupt
             await asyncio.gather(replies, return_exceptions=True)
             await _close(server)
 

@@ -35,7 +35,7 @@ FULL_WAIT_S = 1.0
 """When to ask again for a place among the open reservations (W18)."""
 
 SHED_WAIT_S = 1.0
-"""The controller steps about once a second: nothing changes sooner."""
+"""The controller steps about once per second: nothing changes sooner."""
 
 _BLOCKED, _TURNED_AWAY, _DENIED, _FULL = Verdict.BLOCKED, Verdict.TURNED_AWAY, Verdict.DENIED, Verdict.FULL
 

@@ -131,7 +131,7 @@ class Part:
     tokens: float = 0.0
     """Tokens that came with that answer."""
     moved: float = 0.0
-    """Debt of the holder's that is the bucket's by now, in all."""
+    """Debt of the holder's that is the bucket's by now, in all. Of a quota: what it could not pay of what was spent."""
     period_us: float = 0.0
     """Of a quota: when the period ends that `given` is of; 0 of a rate."""
     given: float = 0.0
@@ -141,6 +141,10 @@ class Part:
     content: float = 0.0
     short: float = 0.0
     demand: float = 0.0
+    level: float = 0.0
+    """The most that the holder can have had left, with that answer's tokens: no more can ever be given back."""
+    at_us: float = 0.0
+    """When that was, in the bucket's own time."""
 
 
 class Used(NamedTuple):
@@ -237,6 +241,8 @@ class Draft(NamedTuple):
     capacity: float
     crowded: bool
     """Too many holders for the capacity: they must not weigh on the fair part of those that have a slice."""
+    left: float = 0.0
+    """The most that the holder can have left."""
 
 
 def refill(record: Lending, lent: Lent, elapsed_us: float) -> None:
@@ -261,6 +267,13 @@ def free_capacity(record: Lending) -> float:
     """Return the capacity that is not lent."""
     lent = record.lent
     return record.capacity if lent is None else record.capacity * (1.0 - lent.capacity)
+
+
+def keep_lent(record: Lending, bound: float, capacity: float) -> None:
+    """Before the capacity is raised: a bound does not grow with it, so neither does the bucket's own part of that."""
+    if record.lent is not None and record.lent.capacity != 0:
+        own = free_capacity(record) * (capacity + bound) / (record.capacity + bound)
+        record.lent.capacity = 1.0 - min(1.0, own / capacity)
 
 
 def free_part(record: Lending) -> float:
@@ -336,12 +349,19 @@ def take_out(book: Book, row: Row, part: Part) -> bool:
 
 def in_use(record: Lending, row: Row, part: Part, taken: float, held: float) -> tuple[float, float]:
     """Parts of rate and capacity that the holder of a live part may be using."""
-    if part.period_us:
-        return 0.0, 0.0  # it was a portion of a quota, which the bucket is no more
     if taken == row.number:
         return min(part.rate, held), part.capacity
     record.balance += part.tokens  # that answer is never taken over now
     return min(part.held_rate, held), part.held_capacity
+
+
+def left_at_most(record: Lending, book: Book, part: Part, terms: LendTerms, *, is_taken: bool) -> float:
+    """Return the most that the holder of a live part can have left, whatever it says."""
+    elapsed_us, whole = book.tau_us - part.at_us, record.capacity + terms.bound
+    if is_taken:
+        return min(part.level + elapsed_us * part.rate * record.rate / 1e6, part.capacity * whole)
+    before = part.level - part.tokens  # that answer was never taken over
+    return min(before + elapsed_us * part.held_rate * record.rate / 1e6, part.held_capacity * whole)
 
 
 def _count(book: Book, part: Part, weight: float) -> None:
@@ -419,6 +439,7 @@ def lend(record: Lending, book: Book, plan: Draft, part: Part, ask: Said, terms:
         tokens = record.balance * min(1.0, (plan.capacity - plan.held_capacity) / free)
     record.balance -= tokens
     part.rate, part.capacity, part.tokens = plan.rate, plan.capacity, tokens
+    part.level, part.at_us = plan.left + tokens, book.tau_us
     part.given = part.period_us = 0.0
     part.held_rate, part.held_capacity = plan.held_rate, plan.held_capacity
     part.end_us = lease_end_us(book, terms)
@@ -458,14 +479,14 @@ def finish(record: Lending, book: Book, terms: LendTerms) -> None:
 
 
 def give_back(
-    record: Lending, row: Row, part: Part, taken: float, ask: Said, terms: LendTerms, *, is_live: bool
+    record: Lending, book: Book, row: Row, part: Part, taken: float, ask: Said, terms: LendTerms, *, is_live: bool
 ) -> None:
     """End a part: tokens come back if the lease is not over, debt always (F-L6). `ask.held` is what is given back."""
     if is_live and not part.period_us:
-        most = part.capacity * (record.capacity + terms.bound)
+        most = left_at_most(record, book, part, terms, is_taken=True)
         record.balance += min(ask.held, most) if taken == row.number else part.tokens
     owe(record, max(0.0, ask.debt - (part.moved - ask.moved)))
-    part.rate = part.capacity = part.held_rate = part.held_capacity = part.tokens = 0.0
+    part.rate = part.capacity = part.held_rate = part.held_capacity = part.tokens = part.level = 0.0
 
 
 def portion(record: Lending, book: Book, part: Part, ask: Said, terms: LendTerms, weight: float) -> None:
@@ -476,8 +497,9 @@ def portion(record: Lending, book: Book, part: Part, ask: Said, terms: LendTerms
     """
     spent, held = (ask.debt, ask.held) if ask.moved == record.rate else (0.0, 0.0)
     given = part.given if part.period_us == record.rate else 0.0
+    part.moved = part.moved if part.period_us == record.rate else 0.0
     held = min(held, max(0.0, given - spent))  # a holder never had more than it was given
-    _set_right(record, given, spent + held)
+    _set_right(record, part, given, spent + held)
     wanted = max(0.0, ask.wanted)
     goal = min(wanted * PORTION_S, (record.balance + held) / (2.0 * (total(book).holders + weight + 1.0)))
     if wanted > 0 and goal < 1:
@@ -494,16 +516,24 @@ def portion(record: Lending, book: Book, part: Part, ask: Said, terms: LendTerms
 def give_back_portion(record: Lending, part: Part, ask: Said) -> None:
     """Take back what a holder has not spent of its portions, and debit what it has spent beyond them."""
     if part.period_us == record.rate and ask.moved == record.rate:
-        _set_right(record, part.given, ask.debt)
+        _set_right(record, part, part.given, ask.debt)
     part.tokens = part.given = 0.0
 
 
-def _set_right(record: Lending, given: float, kept: float) -> None:
-    """Give a quota back what a holder does not keep, or debit what it has spent beyond what it was given."""
+def _set_right(record: Lending, part: Part, given: float, kept: float) -> None:
+    """Give a quota back what a holder does not keep, or debit what it has spent beyond what it was given.
+
+    What the quota could not pay comes back to nobody.
+    """
     if kept > given:
+        unpaid = record.uncollected
         owe(record, kept - given)
+        part.moved += record.uncollected - unpaid
     else:
-        record.balance += given - kept
+        forgiven = min(given - kept, part.moved)
+        part.moved -= forgiven
+        record.uncollected -= forgiven
+        record.balance += given - kept - forgiven
 
 
 def lease_end_us(book: Book, terms: LendTerms) -> float:

@@ -32,9 +32,9 @@ class Verdict(IntEnum):
     TURNED_AWAY = 3
     """Refused by overload control, whatever the limit."""
     DENIED = 8
-    """The key is blocked for a time (W17). Not 4: that bit of an answer tells the unit."""
+    """The key is blocked for a time (W17). Not 4: that bit of an answer is the unit."""
     FULL = 9
-    """As many reservations are open as may be (W18)."""
+    """The most reservations that may be open are open (W18)."""
 
 
 class AcquireStatus(IntEnum):

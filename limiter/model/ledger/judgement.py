@@ -126,9 +126,9 @@ def commit_place(record: Record, params: Params, verdict: Verdict, taken: float,
 
 
 def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float, turn: Turn | None = None) -> None:
-    """Count who asked and who was turned away, and debit the class of who was let in.
+    """Count the request in its class, as refused or admitted, and debit the class of an admitted one.
 
-    Nobody was spared if another bucket has refused the request.
+    If another bucket has refused the request, this one has let nobody else pass in its place.
     """
     if record.shedding is None or verdict is Verdict.DENIED:
         return
@@ -140,7 +140,7 @@ def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float,
 
 
 def pressure(record: Record, verdict: Verdict, lot: Lot | None) -> Pressure | None:
-    """State of a bucket's overload control, as its answer tells it; None where nobody asked."""
+    """State of a bucket's overload control, for its answer; None if the request is not subject to any."""
     if lot is None or record.shedding is None:
         return None if lot is None else Pressure()
     known, number = record.shedding, lot.class_number

@@ -378,7 +378,7 @@ class PolicyStore:
             await asyncio.gather(listener, return_exceptions=True)
 
     async def stamp(self) -> bytes | None:
-        """Return a value that differs whenever anything has changed; cheap to ask for."""
+        """Return a value that differs after any change, by a call that costs little."""
         stamp: bytes | None = await self._ask("HGET", keys.POLICIES_CURRENT, REVISION, timeout_s=POLL_TIMEOUT_S)
         return stamp
 

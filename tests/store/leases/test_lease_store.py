@@ -131,5 +131,6 @@ def test_an_id_says_its_partition(lease: str, slot: Slot | None) -> None:
 def test_another_holder_or_bucket_is_another_lease() -> None:
     slot = Slot("x", 2)
     ids = {lease_id(slot, "a", ["b"]), lease_id(slot, "b", ["b"]), lease_id(slot, "a", ["c"])}
-    assert len(ids) == 3
+    ids |= {lease_id(slot, "a", ["b", "c"]), lease_id(slot, "a\nb", ["c"])}
+    assert len(ids) == 5
     assert all(slot_of("x", found) == slot for found in ids)
