@@ -423,6 +423,10 @@ SNIPPETS: dict[tuple[str, str], str] = {
     ("docs/kubernetes.md", "yaml"): "chart/test_page.py::test_the_values_can_be_used",
     ("docs/leases.md", "sh"): "test_docs.py::test_leases_are_held_as_their_page_says",
     ("docs/leases.md", "python"): "test_docs.py::test_leases_are_held_as_their_page_says",
+    ("docs/middleware.md", "python"): "client/middleware/test_middleware_page.py::test_functions_are_limited_as_shown",
+    ("docs/middleware.md", ""): (
+        "client/middleware/test_middleware_page.py::test_ten_lines_limit_a_fastapi_application_by_tokens"
+    ),
     ("docs/loadtest.md", "sh"): "test_docs.py::test_commands_in_the_text_exist_with_their_options",
     ("docs/judge.md", "sh"): "test_docs.py::test_commands_in_the_text_exist_with_their_options",
     ("docs/operations.md", "conf"): "test_docs.py::test_the_store_is_set_up_and_the_runbook_followed",

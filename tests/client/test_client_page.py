@@ -2,11 +2,9 @@
 
 import asyncio
 import inspect
-import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,22 +14,11 @@ import headgate
 from headgate import Headgate
 from tests.support.documents import HERE, ROOT, Block, blocks, rows, script
 from tests.support.live import LiveApi, live
+from tests.support.notebook import run_notebook
 from tests.support.programs import need
 from tests.support.servers import running
 
 PAGE = "docs/client.md"
-RUNNER = """
-import ast, asyncio, inspect, json, sys
-
-async def main(snippets):
-    names = {}
-    for place, text in snippets:
-        code = compile(text, place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        if inspect.iscoroutine(begun := eval(code, names)):
-            await begun
-
-asyncio.run(main(json.load(sys.stdin)))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +37,6 @@ def python_blocks() -> list[Block]:
     return blocks(PAGE, "python")
 
 
-def run_python(api: LiveApi, snippets: list[Block], *more: str) -> str:
-    """Run snippets one after the other in one program, as `python -m asyncio` does; what they printed."""
-    texts = [(str(block), block.text) for block in snippets] + [("test", text) for text in more]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUNNER],
-        input=json.dumps(texts).replace(HERE, here(api)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert not done.stderr, done.stderr[-3000:]
-    return done.stdout
-
-
 def run_shell(api: LiveApi, of: list[Block], workplace: Path) -> None:
     need("curl")
     command = ["bash", "-c", script(of, here(api))]
@@ -78,7 +48,7 @@ def run_shell(api: LiveApi, of: list[Block], workplace: Path) -> None:
 def test_the_snippets_run_from_top_to_bottom(node: LiveApi, tmp_path: Path) -> None:
     allowed, *_ = blocks(PAGE, "sh")
     run_shell(node, [allowed], tmp_path)
-    printed = run_python(node, python_blocks())
+    printed = run_notebook(here(node), python_blocks())
     assert "\n".join(["every", "reader", "pays", "for", "what", "was", "streamed"]) in printed
     assert re.search(r"^customer-work work after [\d.]+$", printed, re.MULTILINE)
     assert "short answer\nthere is room again\n" in printed
@@ -98,7 +68,7 @@ async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http:
     await gate.close()
 print([answer.status_code for answer in answers], answers[-1].json())
 """
-    assert run_python(node, [first, application], asked) == "[200, 429] {'reason': 'work'}\n"
+    assert run_notebook(here(node), [first, application], asked) == "[200, 429] {'reason': 'work'}\n"
 
 
 @pytest.mark.slow
@@ -159,9 +129,9 @@ def test_defaults_in_the_table_are_those_of_the_code() -> None:
     told = {cells[0].strip("` "): cells[1].strip("` ") for cells in rows(section("Every option").split("\nOf `ac")[0])}
     for name, parameter in inspect.signature(Headgate).parameters.items():
         if isinstance(parameter.default, str | int | float):
-            shown = str(parameter.default).lower() if parameter.default is True else parameter.default
-            shown = f"{shown:,.0f}" if isinstance(shown, int | float) else shown
-            assert told[name] == shown, name
+            default = parameter.default
+            is_number = isinstance(default, int | float) and not isinstance(default, bool)
+            assert told[name] == (f"{default:,.0f}" if is_number else str(default).lower()), name
 
 
 def parameters(function: object) -> list[str]:
