@@ -24,11 +24,12 @@ from typing import Any, cast
 from limiter.client import holder
 from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.calls import Answer, Calls, Op
-from limiter.client.gate import ABOUT_A_LIMIT, ABOUT_THE_SERVICE, LIMIT_WINDOW_S, WAIT_UNKNOWN_MS
+from limiter.client.gate import WAIT_UNKNOWN_MS
 from limiter.client.leasing import Key, Leasing, decides, key_of
 from limiter.client.node_pool import NoAnswer, NodePool
 from limiter.client.proxy.known_refusals import KnownRefusals
 from limiter.client.proxy.own_reservations import OwnReservations, is_own
+from limiter.client.restraint import Restraint
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.throttled import is_refusal
 from limiter.model.bucket.contract import AcquireRequest, Granted, Reason, Refused, Settled, SettleRequest
@@ -77,8 +78,7 @@ class Desk:
         self.leasing = Leasing(pool, is_threaded=False, weight=weight)
         self.reservations = OwnReservations()
         self._known = KnownRefusals()
-        self._by_target = AdaptiveThrottle()
-        self._by_limit = AdaptiveThrottle(window_s=LIMIT_WINDOW_S)
+        self._restraint = Restraint(AdaptiveThrottle())
         self.retries = RetryBudget()
         self.waiting = 0
         """Operations that have been asked for and not been answered."""
@@ -148,18 +148,13 @@ class Desk:
 
     def _rejects(self, asking: _Asking, now_s: float) -> bool:
         """Return whether the request is rejected without asking: for its target, or for its own limits (G3)."""
-        limit = (asking.what, asking.target[2])
-        by_target = self._by_target.rejects(asking.target, now_s, random.random())  # noqa: S311
-        return self._by_limit.rejects(limit, now_s, random.random()) or by_target  # noqa: S311
+        return self._restraint.rejects(asking.what, asking.target, now_s, random.random, is_promised=False)
 
-    def learn(self, asking: _Asking, reason: str | None, share: float = 0.0) -> None:
-        """Note how a request ended, for both throttles; `reason` None: granted."""
+    def learn(self, asking: _Asking, reason: str | None, share: float = 0.0, *, is_decided: bool = True) -> None:
+        """Note how a request ended; `reason` None: granted."""
         if asking.what is not None:
             now_s = time.monotonic()
-            accepted = reason not in ABOUT_THE_SERVICE
-            self._by_target.answered(asking.target, now_s, accepted=accepted, refused_share=share)
-            limit = (asking.what, asking.target[2])
-            self._by_limit.answered(limit, now_s, accepted=reason not in ABOUT_A_LIMIT)
+            self._restraint.learn(asking.what, asking.target, now_s, reason, share, is_decided=is_decided)
 
     def note(self, asking: _Asking, body: Mapping[str, Any]) -> None:
         """Remember a refusal that holds for a while."""
@@ -280,7 +275,7 @@ class _Asking:
         """Answer at the deadline. A grant that comes later is given back, unless its sender can still ask for it."""
         if self.is_over:
             return
-        self._desk.learn(self, "node_busy")
+        self._desk.learn(self, None, is_decided=False)
         self._finish(_unavailable("no node of the service answered in time"))
         if self._future is not None and not self.is_kept:
             self._future.cancel()
@@ -290,7 +285,7 @@ class _Asking:
         if self.is_over:
             return
         if future.cancelled() or error is not None:
-            self._desk.learn(self, "node_busy")
+            self._desk.learn(self, None, is_decided=False)
             self._finish(_unavailable(str(error or "the proxy is stopping")))
             return
         status, body = future.result()
@@ -308,11 +303,11 @@ class _Asking:
                 self.body["attempt"] = self.attempt
                 asyncio.get_running_loop().call_later(wait_s, self._send_again)
                 return False
-            self._desk.learn(self, "node_busy")
+            self._desk.learn(self, None, is_decided=False)
         elif status == 200:
-            self._desk.learn(self, None, body.get("refused_share") or 0.0)
+            self._desk.learn(self, None, body.get("drawn_share") or 0.0)
         elif is_refusal(status, body):
-            self._desk.learn(self, body.get("reason"), body.get("refused_share") or 0.0)
+            self._desk.learn(self, body.get("reason"), body.get("drawn_share") or 0.0)
             self._desk.note(self, body)
         return True
 

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from limiter.model.bucket.ledger import Ledger
 
 from limiter.model.bucket.bucket import Flags, Params, Record
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind, LeaseWant, SliceAnswer
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said, Used
 from limiter.model.bucket.operations import Acquire, AcquireStatus, Want
+from limiter.model.ledger.ledger import Ledger
 
 BEGIN_US = 1_790_000_000_000_000
 TERMS = Params(flags=Flags.LENDS, committed=100.0, capacity=100.0, debt_max=6000.0, lending=LendTerms(need=1.0))
