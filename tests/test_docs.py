@@ -23,6 +23,7 @@ from typer.main import get_command
 from api.app import MODULES
 from limiter.cli.main import app
 from limiter.cli.policy_commands import _reasons
+from limiter.client.client_metrics import GAUGES, TOTALS
 from limiter.metrics.catalogue import ALL
 from limiter.model.control.caps import Reason
 from limiter.model.control.reasoning import Cycle, Overload, Reasoning, Step
@@ -375,6 +376,7 @@ def test_settings_metrics_routes_and_extras_in_the_text_exist(page: Path) -> Non
     text = page.read_text()
     assert set(re.findall(r"\bHEADGATE_[A-Z_]*[A-Z]\b", text)) <= {*Settings.variables(), *OF_CLIENT}
     known = {definition.name for definition in ALL}
+    known |= {f"headgate_client_{name}_total" for name in TOTALS} | {f"headgate_client_{name}" for name in GAUGES}
     for metric in re.findall(r"\bheadgate_[a-z_]*[a-z]\b(?!\.|_…)", text):
         assert metric in known or re.sub(r"_(?:bucket|sum|count)$", "", metric) in known, metric
     assert set(re.findall(r"`(GET|POST|PUT|DELETE) (/v1/[a-z/{}]+)", text)) <= routes()
