@@ -62,13 +62,14 @@ Answer = tuple[int, Mapping[str, Any]]
 class Acquire:
     """One acquire on its way."""
 
-    __slots__ = ("body", "by_s", "future", "is_alone", "raw")
+    __slots__ = ("body", "by_s", "expiry", "future", "is_alone", "raw")
 
     def __init__(self, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
         self.body = body
         self.raw = encode({"op": "acquire", **body})
         self.by_s = by_s
         self.future = future
+        self.expiry: asyncio.TimerHandle | None = None
         self.is_alone = False
         """A batch had no room for it."""
 
@@ -126,7 +127,7 @@ class Calls:
         self._last_sent_s = 0.0
         self._start_soon: asyncio.Handle | None = None
         self._start_later: asyncio.TimerHandle | None = None
-        self._open: weakref.WeakSet[Settlement] = weakref.WeakSet()
+        self._open: list[weakref.ref[Settlement]] = []
         self._sweep_later: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -159,8 +160,12 @@ class Calls:
 
     def keep(self, settlement: Settlement) -> None:
         """Renew a reservation until it is settled, or its grant is gone."""
-        self._open.add(settlement)
-        self._sweep_within(min(SWEEP_S, settlement.ttl_s * RENEW_AT / 2))
+        self._open.append(weakref.ref(settlement))
+        wait_s = settlement.ttl_s * RENEW_AT / 2
+        if wait_s < SWEEP_S:
+            self._sweep_within(wait_s)
+        elif self._sweep_later is None:
+            self._sweep_later = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _sweep_within(self, wait_s: float) -> None:
         if self._sweep_later is not None:
@@ -178,9 +183,10 @@ class Calls:
         self._sweep_later = None
         now_s = time.monotonic()
         again_s = SWEEP_S
-        for one in list(self._open):
-            if one.final:
-                self._open.discard(one)
+        self._open = [known for known in self._open if (one := known()) is not None and not one.final]
+        for known in self._open:
+            one = known()
+            if one is None:
                 continue
             again_s = min(again_s, one.ttl_s * RENEW_AT / 2)
             if one.work > one.sent_work or now_s - one.sent_s > one.ttl_s * RENEW_AT:
@@ -191,11 +197,19 @@ class Calls:
     # Asking.
 
     def ask(self, body: dict[str, Any], by_s: float) -> asyncio.Future[Answer]:
-        """Send an acquire; cancel the future to give it up: what is granted then is given back."""
+        """Send an acquire. Its future fails with NoAnswer when the time is over; cancel it to give the acquire up. What
+        is granted after that is given back."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._acquires.append(Acquire(body, by_s, future))
+        acquire = Acquire(body, by_s, future)
+        acquire.expiry = self._loop.call_later(max(0.0, by_s - time.monotonic()), self._expire, acquire)
+        self._acquires.append(acquire)
         self._look()
         return future
+
+    def _expire(self, acquire: Acquire) -> None:
+        if not acquire.future.done():
+            why = self._pool.failure or "no answer in time"
+            acquire.future.set_exception(NoAnswer(was_sent=True, why=why))
 
     def report(self, settlement: Settlement) -> None:
         """Send a settle or progress soon. A settlement that waits already goes out with its present values."""
@@ -261,9 +275,7 @@ class Calls:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
-        for one in self._acquires:
-            if not one.future.done():
-                one.future.set_exception(NoAnswer(was_sent=False, why="the client was closed"))
+        self._fail(list(self._acquires), [], NoAnswer(was_sent=False, why="the client was closed"))
         if self._unsettled:
             log.warning("%d settles were not answered before the client was closed", self._unsettled)
 
@@ -408,17 +420,22 @@ class Calls:
         return results
 
     def _tell(self, acquire: Acquire, status: int, body: Mapping[str, Any]) -> None:
+        if acquire.expiry is not None:
+            acquire.expiry.cancel()
         if acquire.future.done():
             if status == 200 and body.get("reservation"):
                 self.give_back(body["reservation"])
         elif status == TOO_MUCH_AT_ONCE and not acquire.is_alone:
             acquire.is_alone = True
+            acquire.expiry = self._loop.call_later(max(0.0, acquire.by_s - time.monotonic()), self._expire, acquire)
             self._acquires.append(acquire)
         else:
             acquire.future.set_result((status, body))
 
     def _fail(self, acquires: list[Acquire], settles: list[Copy], error: NoAnswer) -> None:
         for acquire in acquires:
+            if acquire.expiry is not None:
+                acquire.expiry.cancel()
             if not acquire.future.done():
                 acquire.future.set_exception(error)
         for one, _, _ in settles:
