@@ -1,4 +1,4 @@
-"""What goes to the service: acquires at once, settles soon, both in batches.
+"""Operations on their way to the service: acquires at once, settles soon, both in batches.
 
 An acquire goes out at once if no call is in flight. Otherwise it waits, with all others that arrive meanwhile, until a
 call comes back, or until the one in flight has taken `BESIDE_S`: then another call goes out beside it, so that one
@@ -75,7 +75,7 @@ class Acquire:
 
 
 class Settlement:
-    """What a reservation's work has come to: the last word on it, sent until it is answered."""
+    """Result of a reservation's work: the last word on it, sent until it is answered."""
 
     __slots__ = ("__weakref__", "copies", "final", "is_over", "is_waiting", "latency_ms", "outcome", "reservation",
                  "sent_s", "sent_work", "stop", "ttl_s", "work")  # fmt: skip
@@ -111,7 +111,7 @@ class Settlement:
 
 
 Copy = tuple[Settlement, bool, bytes]
-"""What is sent of a settlement, as it was then, and whether that is final."""
+"""A settlement, whether this copy of it is final, and its bytes as they were sent."""
 
 
 class Calls:

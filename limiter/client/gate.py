@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from limiter.client.sync_gate import SyncHeadgate
 
 Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
-"""What happens to a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
+"""The lot of a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
 caller's, which is called with the exception before the falsy grant is returned, and may raise its own."""
 
 URL = "http://127.0.0.1:8080"
@@ -101,7 +101,7 @@ class Line:
 
 
 class Acquiring:
-    """What `acquire` returns: `await` it for a grant, or use it as `async with`, which settles by itself."""
+    """The result of `acquire`: `await` it for a grant, or use it as `async with`, which settles by itself."""
 
     __slots__ = ("_acquire", "_grant")
 
@@ -128,7 +128,7 @@ class Acquiring:
 
 
 class Leased:
-    """What `lease` returns: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
+    """The result of `lease`: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
 
     __slots__ = ("_gate", "_held", "arguments")
 
@@ -147,7 +147,7 @@ class Leased:
 
 
 class Parts:
-    """What lives on one event loop: connections, queues, leases."""
+    """Connections, queues and leases of one event loop."""
 
     def __init__(
         self, pool: NodePool, *, settles_max: int, is_repeatable: bool, is_auto: bool, is_threaded: bool
