@@ -136,6 +136,19 @@ class AdaptiveThrottle:
             counted.accepts += accepted / (1 - share)
             counted.variance += share / (1 - share)
 
+    def ended(self, key: Hashable, now_s: float, *, accepted: bool) -> None:
+        """Count a request that was sent, when it ends: both of `rejects` and `answered`, without a decision."""
+        window = self._window(key, now_s)
+        slot = window.move(int(now_s // self._slot_s))
+        for counted in (slot, window.total):
+            counted.requests += 1
+            counted.sent += 1
+            counted.answers += 1
+            counted.accepts += accepted
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._windows
+
     def probability(self, key: Hashable, now_s: float) -> float:
         """Return the probability that the next request is rejected."""
         window = self._windows.get(key)
