@@ -202,20 +202,13 @@ class Calls:
 
     # Asking.
 
-<<<<<<< HEAD
     def ask(self, body: dict[str, Any], by_s: float, op: Op = "acquire") -> asyncio.Future[Answer]:
-        """Send an acquire; cancel the future to give it up: what is granted then is given back."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self._acquires.append(Acquire(op, body, by_s, future))
-=======
-    def ask(self, body: dict[str, Any], by_s: float) -> asyncio.Future[Answer]:
         """Send an acquire. Its future fails with NoAnswer when the time is over; cancel it to give the acquire up. What
         is granted after that is given back."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        acquire = Acquire(body, by_s, future)
+        acquire = Acquire(op, body, by_s, future)
         acquire.expiry = self._loop.call_later(max(0.0, by_s - time.monotonic()), self._expire, acquire)
         self._acquires.append(acquire)
->>>>>>> a0ec15abc553bb22a9ad219c4967649e96e0e70e
         self._look()
         return future
 
