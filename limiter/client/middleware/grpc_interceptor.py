@@ -52,7 +52,7 @@ OUTCOMES = {
 }
 """Outcomes of codes that are the service's own failures; the others are its callers' mistakes."""
 TIME_ON_THE_WAY = 0.25
-"""The part of the time a call has taken here that it may have taken on its way: the caller ended it that much earlier."""
+"""Part of the time spent here that a call may have spent on its way, so that its caller ended it that much earlier."""
 HANDLERS: dict[tuple[bool, bool], Any] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
