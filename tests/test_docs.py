@@ -21,6 +21,7 @@ from fastapi.routing import APIRoute
 from typer.main import get_command
 
 from api.app import MODULES
+from limiter.cli import proxy_metrics
 from limiter.cli.main import app
 from limiter.cli.policy_commands import _reasons
 from limiter.client.client_metrics import GAUGES, TOTALS
@@ -36,6 +37,7 @@ from tests.support.documents import HERE, PAGES, ROOT, Block, blocks, name_of, s
 from tests.support.programs import find, need
 from tests.support.servers import free_port, running
 
+PROXY_VARIABLES = {"HEADGATE_PROXY_API_KEY", "HEADGATE_PROXY_CLIENT_KEY"}
 HEADGATE = f"""exec {shlex.quote(sys.executable)} -c 'from limiter.cli.main import main; main()' "$@" """
 
 
@@ -374,8 +376,8 @@ OF_CLIENT = set(re.findall(r'os\.environ\.get\("(HEADGATE_\w+)"', (ROOT / "limit
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_settings_metrics_routes_and_extras_in_the_text_exist(page: Path) -> None:
     text = page.read_text()
-    assert set(re.findall(r"\bHEADGATE_[A-Z_]*[A-Z]\b", text)) <= {*Settings.variables(), *OF_CLIENT}
-    known = {definition.name for definition in ALL}
+    assert set(re.findall(r"\bHEADGATE_[A-Z_]*[A-Z]\b", text)) <= {*Settings.variables(), *PROXY_VARIABLES, *OF_CLIENT}
+    known = {definition.name for definition in (*ALL, *proxy_metrics.ALL)}
     known |= {f"headgate_client_{name}_total" for name in TOTALS} | {f"headgate_client_{name}" for name in GAUGES}
     for metric in re.findall(r"\bheadgate_[a-z_]*[a-z]\b(?!\.|_…)", text):
         assert metric in known or re.sub(r"_(?:bucket|sum|count)$", "", metric) in known, metric
@@ -437,6 +439,8 @@ SNIPPETS: dict[tuple[str, str], str] = {
     ("docs/overload.md", ""): "test_docs.py::test_the_output_of_the_controller_looks_as_shown",
     ("docs/policies.md", "sh"): "test_docs.py::test_the_commands_on_policies_do_what_they_say",
     ("docs/policies.md", "yaml"): "test_reference.py::test_the_policies_by_example_do_what_they_say",
+    ("docs/proxy.md", "sh"): "client/proxy/test_proxy_page.py::test_the_commands_do_what_they_say",
+    ("docs/proxy.md", "yaml"): "client/proxy/test_proxy_page.py::test_the_chart_s_values_run_a_proxy",
     ("docs/security.md", "sh"): "test_docs.py::test_keys_and_tls_keep_strangers_out",
 }
 """The test, under tests/, that tries the blocks of a page and a language; pictures are tried wherever they are."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
-"""What happens to a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
+"""The lot of a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
 caller's, which is called with the exception before the falsy grant is returned, and may raise its own."""
 
 URL = "http://127.0.0.1:8080"
@@ -103,7 +103,7 @@ class Line:
 
 
 class Acquiring:
-    """What `acquire` returns: `await` it for a grant, or use it as `async with`, which settles by itself."""
+    """The result of `acquire`: `await` it for a grant, or use it as `async with`, which settles by itself."""
 
     __slots__ = ("_acquire", "_grant")
 
@@ -130,7 +130,7 @@ class Acquiring:
 
 
 class Leased:
-    """What `lease` returns: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
+    """The result of `lease`: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
 
     __slots__ = ("_gate", "_held", "arguments")
 
@@ -149,7 +149,7 @@ class Leased:
 
 
 class Parts:
-    """What lives on one event loop: connections, queues, leases."""
+    """Connections, queues and leases of one event loop."""
 
     def __init__(
         self, pool: NodePool, *, settles_max: int, is_repeatable: bool, is_auto: bool, is_threaded: bool
@@ -561,16 +561,13 @@ class Headgate:
         """Return the answer, in time. What is granted to a caller that no longer waits goes back."""
         future = parts.calls.ask(body, by_s)
         try:
-            async with asyncio.timeout(max(0.0, by_s - time.monotonic())):
-                return await future
-        except BaseException as error:
+            return await future
+        except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                # The answer and the end of waiting came in the same turn of the loop.
+                # The answer and the cancellation came in the same turn of the loop.
                 status, answer = future.result()
                 if status == 200 and answer.get("reservation"):
                     parts.calls.give_back(answer["reservation"])
-            if isinstance(error, TimeoutError):
-                raise NoAnswer(was_sent=True, why=parts.pool.failure or "no answer in time") from None
             raise
 
     def _grant(self, parts: Parts, asked: Asked, answer: Mapping[str, Any]) -> Grant:

@@ -1,4 +1,4 @@
-"""What a program sees where it may not go on: `Throttled` for every refusal, `Misused` for its own mistakes."""
+"""Exceptions where a program may not go on: `Throttled` for every refusal, `Misused` for its own mistakes."""
 
 from __future__ import annotations
 

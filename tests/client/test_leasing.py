@@ -1,14 +1,13 @@
 """Decisions in the client, by leases: asked for, and begun by itself where that pays (P9, B8)."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from headgate import Headgate, Throttled
 from limiter.client import leasing
-from tests.client.conftest import Spent
 from tests.support import eventually_async
+from tests.support.askers import Spent, ask_often, ask_until_local
 from tests.support.live import LiveApi
 from tests.support.nodes import until
 from tests.support.scripted_service import Operation, ScriptedService
@@ -51,25 +50,6 @@ async def test_a_lease_without_a_service_refuses_and_comes_later(service: Script
         assert numbers[0] == ("/v1/leases", 1), "a first request is made anew"
         await until(lambda: len(numbers) > 3)
         assert [path for path, _ in numbers[1:3]] == ["/v1/leases/renew"] * 2
-
-
-async def ask_often(gate: Headgate, descriptor: dict[str, str], seconds: float, work: float = 0.01) -> list[bool]:
-    """Ask a hundred times a second; whether each was decided locally."""
-    found = []
-    for _ in range(int(seconds * 100)):
-        grant = await gate.acquire(descriptor, work=work, on_refused="degrade")
-        found.append(grant.local)
-        if grant:
-            grant.settle(work)
-        await asyncio.sleep(0.01)
-    return found
-
-
-async def ask_until_local(gate: Headgate, descriptor: dict[str, str]) -> None:
-    async def is_local() -> bool:
-        return any(await ask_often(gate, descriptor, 0.2))
-
-    await eventually_async(is_local, within_s=30)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from headgate import Headgate, Throttled
 from limiter.client import leasing
 from limiter.client.service_away import ServiceAway
-from tests.client.test_leasing import ask_until_local
 from tests.support import eventually_async
+from tests.support.askers import ask_until_local
 from tests.support.live import LiveApi
 from tests.support.nodes import until
 from tests.support.proxy import Proxy

@@ -27,7 +27,7 @@ import grpc.aio
 
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant, outcome_of
-from limiter.client.middleware.measured_work import MeasuredWork, unasked_grant, working_under
+from limiter.client.middleware.measured_work import MeasuredWork, working_under
 from limiter.client.middleware.refusal_answer import throttled_in
 from limiter.client.middleware.request_rules import (
     AcquireOptions,
@@ -176,15 +176,15 @@ class HeadgateInterceptor(grpc.aio.ServerInterceptor):
             await _refuse(context, refusal)
         return MeasuredWork(grant, request, self._settle)
 
-    async def _grant(self, request: GrpcRequest) -> Grant:
+    async def _grant(self, request: GrpcRequest) -> Grant | None:
         asked = self._rules.asks(request)
         if asked is None:
-            return unasked_grant()
+            return None
         work, descriptor = asked
         if inspect.isawaitable(descriptor):
             descriptor = await descriptor
         if not descriptor:
-            return unasked_grant()
+            return None
         return await self._gate.acquire(within_bounds(descriptor), work, **self._rules.options)
 
 
