@@ -12,6 +12,7 @@ import pytest
 
 import headgate
 from headgate import Headgate
+from limiter.client.client_metrics import GAUGES, TOTALS
 from tests.support.documents import HERE, ROOT, Block, blocks, rows, script
 from tests.support.live import LiveApi, live
 from tests.support.notebook import run_notebook
@@ -117,6 +118,10 @@ def test_every_public_name_has_a_row_and_a_docstring() -> None:
     assert sorted(named(section("Every name"))) == sorted(headgate.__all__)
     for name in headgate.__all__:
         assert inspect.getdoc(getattr(headgate, name)), name
+
+
+def test_every_count_has_a_row() -> None:
+    assert sorted(named(section("Metrics"))) == sorted([*TOTALS, *GAUGES])
 
 
 def test_every_option_has_a_row_and_no_other() -> None:
