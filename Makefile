@@ -5,7 +5,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 ASKED := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 VERSION := $(shell $(ASKED) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help run test quick long fresh lint fmt bench judge loadtest proof campaign lock clean
+.PHONY: help run test tools quick long fresh lint fmt bench judge loadtest proof campaign lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,8 @@ run: .venv/run.stamp ## start Headgate here, store and example policies included
 
 test: .venv/test.stamp lint ## lint, type-check and run the test suite, with the lines it did not reach; PYTHON=, PYTEST_ARGS=
 	$(BIN)/python -m slipcover --skip-covered --missing-width 40 --source headgate,limiter,api -m pytest -n 2 -m "not long" $(PYTEST_ARGS)
+
+tools: .tools/litellm.stamp .tools/typescript.stamp .tools/go.stamp ## what some tests need beside: LiteLLM, Celery, generators of clients in TypeScript and Go
 
 quick: .venv/test.stamp ## ruff and the tests that need no server, in less than a minute; PYTEST_ARGS=
 	$(BIN)/ruff check .
@@ -55,7 +57,7 @@ proof: .venv/test.stamp ## a fleet on a cluster, processes killed under load: wh
 campaign: .venv/test.stamp ## hostile traffic against two nodes while somebody well-behaved is served: SECONDS=, SEED=
 	$(BIN)/python -m loadtest.campaign --seconds $(or $(SECONDS),300) --seed "$(SEED)"
 
-lock: .venv/test.stamp ## pin the dependencies anew, with hashes
+lock: .venv/test.stamp ## pin the dependencies again, with hashes
 	$(PIP) install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  pyproject.toml --extra server --group build -o .ci/run.lock
@@ -63,9 +65,11 @@ lock: .venv/test.stamp ## pin the dependencies anew, with hashes
 	  pyproject.toml --all-extras --group dev -c .ci/run.lock -o .ci/test.lock
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  pyproject.toml --extra server --extra otel --group build -c .ci/test.lock -o .ci/image.lock
+	printf 'celery[redis]\nlitellm\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+	  --python-version 3.11 - pyproject.toml -c .ci/run.lock -o .ci/litellm.lock
 
 clean: ## remove what the other targets made here
-	rm -rf .venv .headgate .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf .venv .tools .headgate .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
 # Each stamp stands for one lock file installed with its hashes checked; the project itself is linked in, not copied.
 .venv/%.stamp: .ci/%.lock pyproject.toml .venv/lib/python$(VERSION)
@@ -73,7 +77,30 @@ clean: ## remove what the other targets made here
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# An environment of another version of Python is made anew, stamps included.
+# Packages that must not come near the project's own. Nothing here is compiled that no test imports.
+.tools/litellm.stamp: .ci/litellm.lock | .venv/test.stamp
+	rm -rf .tools/litellm
+	$(BIN)/python -m venv --without-pip .tools/litellm
+	$(PIP) --python .tools/litellm/bin/python install --quiet --no-compile --require-hashes -r $<
+	@touch $@
+
+.tools/typescript.stamp: .ci/typescript/package-lock.json
+	@command -v npm > /dev/null || { echo "npm is missing: sudo .ci/install"; exit 1; }
+	mkdir -p .tools/typescript
+	cp .ci/typescript/package.json .ci/typescript/package-lock.json .tools/typescript
+	cd .tools/typescript && npm ci --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+# The packages that a generated client needs are compiled here, so that its test compiles little.
+.tools/go.stamp: .ci/go/go.mod .ci/go/go.sum
+	@command -v go > /dev/null || { echo "go is missing: sudo .ci/install"; exit 1; }
+	mkdir -p .tools/go
+	cp .ci/go/go.mod .ci/go/go.sum .tools/go
+	cd .tools/go && go build -o bin/ github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen \
+	  && go build github.com/oapi-codegen/runtime
+	@touch $@
+
+# An environment of another version of Python is made again, stamps included.
 .venv/lib/python$(VERSION):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Headgate needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }

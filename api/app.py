@@ -25,7 +25,7 @@ from api.routes import (
     bucket_routes,
     controller_routes,
     data_routes,
-    gate,
+    entrance,
     health_routes,
     lease_routes,
     loss_routes,
@@ -34,7 +34,7 @@ from api.routes import (
 )
 from api.routes.bodies import BodyRefused, LastAnswer
 from api.routes.documentation import docs_page
-from api.routes.documentation.openapi import describe
+from api.routes.documentation.openapi_document import describe
 from api.routes.metrics import metrics_routes
 from api.routes.metrics.node_metrics import NodeMetrics
 from api.routes.policies import audit_routes, namespace_routes, policy_routes
@@ -101,7 +101,9 @@ def create_app(engine: Engine, settings: Settings, tracing: Tracing | None = Non
     app.state.engine, app.state.plane, app.state.settings, app.state.metrics = engine, plane, settings, metrics
     app.state.sets = asyncio.Lock()  # held while a whole set of policies is checked
     for module in MODULES:
-        first = [] if module in OPEN else [Depends(gate.data_plane if module in DATA_PLANE else gate.management)]
+        first = (
+            [] if module in OPEN else [Depends(entrance.data_plane if module in DATA_PLANE else entrance.management)]
+        )
         app.include_router(module.router, dependencies=first)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)

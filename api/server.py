@@ -105,14 +105,19 @@ async def serve_here(
     """Serve from this process."""
     logs.configure(settings.log_format, settings.log_level)
     async with _running_engine(settings, url) as engine, _open_tracing(settings) as tracing:
-        server = _Server(_config(create_app(engine, settings, tracing), settings), on_started)
-        serving = asyncio.create_task(server.serve(list(sockets)))
-        try:
-            await asyncio.shield(serving)
-        except asyncio.CancelledError:
-            server.should_exit = True
-            await serving
-            raise
+        await serve_config(_config(create_app(engine, settings, tracing), settings), sockets, on_started)
+
+
+async def serve_config(config: uvicorn.Config, sockets: Sequence[socket.socket], on_started: Started) -> None:
+    """Serve an application until cancelled, then answer the requests in flight."""
+    server = _Server(config, on_started)
+    serving = asyncio.create_task(server.serve(list(sockets)))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await serving
+        raise
 
 
 @asynccontextmanager
@@ -155,9 +160,14 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 def bind(settings: Settings) -> list[socket.socket]:
     """Return sockets on the configured address; raise `SettingsError` if it is not available."""
+    return bind_to(settings.host, settings.port, "set HEADGATE_HOST or HEADGATE_PORT")
+
+
+def bind_to(host: str, port: int, remedy: str) -> list[socket.socket]:
+    """Return sockets on an address; raise `SettingsError` with the remedy if it is not available."""
     sockets: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, number, _, address in dict.fromkeys(found):
             bound = socket.socket(family, kind, number)
             sockets.append(bound)
@@ -165,22 +175,23 @@ def bind(settings: Settings) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind(address)
-            if settings.port == 0:
+            if port == 0:
                 break  # another family would get another port
     except OSError as error:
         for bound in sockets:
             bound.close()
-        where = f"{settings.host} port {settings.port}"
-        raise SettingsError(
-            f"cannot listen on {where} ({error.strerror or error}): set HEADGATE_HOST or HEADGATE_PORT"
-        ) from None
+        raise SettingsError(f"cannot listen on {host} port {port} ({error.strerror or error}): {remedy}") from None
     return sockets
 
 
 def address(sockets: Sequence[socket.socket], settings: Settings) -> str:
     """Return the API's URL."""
+    return url_of(sockets, "https" if settings.tls_certificate else "http")
+
+
+def url_of(sockets: Sequence[socket.socket], scheme: str) -> str:
+    """Return the URL of the first socket."""
     host, port = sockets[0].getsockname()[:2]
-    scheme = "https" if settings.tls_certificate else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 

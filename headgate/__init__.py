@@ -5,6 +5,8 @@ from limiter.client.client_metrics import metrics
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
 from limiter.client.holder import Lease
+from limiter.client.middleware.decorator import limited
+from limiter.client.middleware.measured_work import present_grant
 from limiter.client.request_context import CarryingExecutor, carry, criticality, raised
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.sync_gate import SyncHeadgate
@@ -23,6 +25,8 @@ __all__ = [
     "Throttled",
     "carry",
     "criticality",
+    "limited",
     "metrics",
+    "present_grant",
     "raised",
 ]

@@ -17,9 +17,9 @@ ARGV[4]   operations    flags, buckets, requests; a row per bucket; where a buck
 RETURNS   one string: done or expired, now_us, then for each operation its status and a row per bucket: verdict and
           unit, balance, charge (of a key that is blocked: for how long, us; of a bucket that is full: how many may be
           open), rate, capacity; of an operation with a draw (status + SHEDS) also state, quality, and the class's share
-          refused, rate and limit; limiter/store/layout.py reads it
+          refused, rate and limit; limiter/store/call_layout.py reads it
 HOLDS     a repeated call changes nothing; a refusal spends nothing; balance <= capacity; a debit stops at -debt_max and
-          counts the rest; each bucket is read once and written once; what is not ours is left as it is ]]
+          counts the rest; each bucket is read once and written once; bytes of an unknown form are not changed ]]
 
 local BEFORE = 3  -- keys before those of the buckets
 local OP_REFUSED, OP_GRANTED, OP_CORRUPT, OP_WINDOW, OP_CONFLICT, OP_REPLAYED, OP_COUNTED = 0, 1, 2, 3, 4, 5, 6
@@ -27,27 +27,27 @@ local SHEDS = 16  -- added to the status of an operation that was subject to ove
 local PASSED, DEBITED, BLOCKED, TURNED_AWAY, DENIED, FULL = 0, 1, 2, 3, 8, 9
 local IN_REQUESTS = 4  -- added to a verdict: this bucket counts requests now
 local TOLD, DRY_RUN, DRAWN, IDEMPOTENT, WEIGHED, LIVES, SECOND, FURTHER = 1, 2, 4, 8, 16, 32, 64, 128
-local LEARNED, TOO_LARGE, COVERED, REFUSING, KEYED = 1, 2, 4, 8, 16  -- how a bucket is asked, or had its part in what is told
+local LEARNED, TOO_LARGE, COVERED, REFUSING, KEYED = 1, 2, 4, 8, 16  -- how a bucket is asked; REFUSING: it refused
 
 local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
 local read_count = BEFORE + bucket_count
 -- #include lib/begin.lua
 
--- Of a bucket in the plain case: what it goes by, and what its record begins with.
+-- Fields of a bucket in the plain case: its terms, then the front of its record.
 local P_RATE, P_CAPACITY, P_DEBT_MAX, P_PART, P_TERM = 1, 2, 3, 4, 5
 local P_VERSION, P_FLAGS, P_UPDATED, P_BALANCE, P_REQUESTS, P_ADMITTED, P_REFUSED = 6, 7, 8, 9, 10, 11, 12
 local P_CHARGED, P_EPOCH, P_KEPT, P_CHARGE = 13, 14, 15, 16
 local P_SECOND, P_FURTHER = 18, 19  -- attempts that this call counts, nil: none; 17 is where unpacking ended
--- Of its policy: what is as in the row of params, what a bucket begins with, and the bytes of terms that stand.
+-- Fields of its policy: the row of params, the values that a new bucket begins with, and the bytes of its terms.
 local T_FLAGS, T_SHADOW, T_COMMITTED, T_DEBT_MAX, T_STOP_DEBT, T_THRESHOLD, T_BURST, T_BURST_S = 1, 2, 3, 4, 5, 6, 7, 8
 local T_FIRST_RATE, T_FIRST_CAPACITY, T_FIRST_DEBT_MAX, T_STANDING = 9, 10, 11, 12
 local BEHIND_KEPT = 59  -- bytes of a record as far as KEPT_UNTIL
 local BEHIND_FLYING = 83  -- as far as the attempts
 
---[[ The plain case: operations that ask or tell and nothing else, of buckets that have no trailer and stand on the terms of
-their policy, or are not there yet. It does what the general case does, in the same order, on locals and with one function,
-as every function that is defined costs each call. nil if there is anything else in the call: nothing is written by then,
-and the general case begins anew. ]]
+--[[ The plain case: operations without any extra, on buckets that have no trailer and the terms of their policy, or that have no
+record yet. It computes the same as the general case, in the same order, with locals and a single function, because each
+function that is defined costs time in every call. It returns nil if it finds anything else in the call. Nothing has been
+written by then, and the general case starts from the beginning. ]]
 local function decide_plain()
   local rows, byte, sub, huge, params, at = ARGV[2], string.byte, string.sub, math.huge, {}, 1
   while at <= #rows do
@@ -97,7 +97,7 @@ local function decide_plain()
         if raw then
           if #raw ~= SIZE then return nil end
           if sub(raw, CHANGING + 1) ~= term[T_STANDING] then
-            -- Only the controller's cap is the record's own, with what follows from it.
+            -- The controller may have set another cap than the policy's; burst and debt bound follow from it.
             if term[T_FLAGS] ~= COUNTS_REQUESTS then return nil end
             local committed, threshold, stop_debt
             rate, capacity, committed, debt_max, threshold, stop_debt = unpack_struct('<dddddd', raw, CHANGING + 1)
@@ -188,7 +188,7 @@ local function decide_plain()
           record[P_REFUSED] = record[P_REFUSED] + requests
         elseif granted then
           local want, room = wants[i], balance + record[P_DEBT_MAX]
-          if want > room then return nil end  -- what cannot be collected is counted in general
+          if want > room then return nil end  -- the general case counts what cannot be collected
           verdict, balance = DEBITED, balance - want
           record[P_BALANCE], record[P_ADMITTED] = balance, record[P_ADMITTED] + requests
           if kind >= COUNTS_REQUESTS then
@@ -286,7 +286,7 @@ local FINGERPRINT_SIZE, KEPT_SIZE, ANSWER_ROW_SIZE, SHEDS_ROW_SIZE = 16, 29, 33,
 local params = unpack_params(ARGV[2])
 local records = unpack_records(raws, BEFORE, bucket_count)
 local terms, unusable, touched = {}, {}, {}
-local unit, part = {}, {}  -- per bucket: IN_REQUESTS or 0, and how much of the whole limit's capacity it holds
+local unit, part = {}, {}  -- per bucket: IN_REQUESTS or 0, and its part of the whole limit's capacity
 for i = 1, bucket_count do
   local term, record = params[unpack_struct('<H', ARGV[3], 2 * i - 1)], records[i]
   terms[i] = term
@@ -308,18 +308,18 @@ end
 
 -- The operation at hand, a slot per bucket: reused, because a table per operation costs more than the decision.
 local index, how, minimum, charge, verdict = {}, {}, {}, {}, {}
-local full = {}  -- of those whose verdict is FULL: how many may be open
+local full = {}  -- of buckets whose verdict is FULL: the number that may be open
 local learn_id = {}  -- W15: of the values of learn_by, per bucket; 0 without any
 local weight  -- of a request, per bucket; nil where all weigh 1
 local ttl_us, attempt  -- how long its reservation lives; SECOND or FURTHER where it was tried before, else 0
 
--- W16: as how many requests these count, in a bucket of the operation at hand.
+-- W16: the number of requests that the operation counts as in one of its buckets.
 local function counted(i, requests)
   if weight and weighs(records[index[i]][FLAGS]) then return requests * weight[i] end
   return requests
 end
 
--- W8, W15: what was learned of requests like this one, with their weight; 0 while nothing is.
+-- W8, W15: the charge learned from requests like this one, times their weight; 0 while nothing is learned.
 local function learned_charge(record, i)
   if not has(record[FLAGS], LEARNS) then return record[CHARGE] end
   local estimate = record[CHARGE]
@@ -330,8 +330,8 @@ local function learned_charge(record, i)
   return estimate * (weight and weight[i] or 1)
 end
 
--- Minimums are for the whole capacity: a bucket that holds a part of it, or counts in another unit, asks for as much of
--- its own. One token stays one token, lest a part admit on a splinter of it, or never.
+-- Minimums are given for the whole capacity. A bucket that holds a part of it, or counts in another unit, asks for the same
+-- part of its own capacity. A minimum never scales below one token: with less, a bucket would admit on a fraction of one.
 local function part_of(whole, held, capacity)
   local need = whole * held
   if whole <= 0 then return need end
@@ -341,7 +341,7 @@ local function part_of(whole, held, capacity)
   return need > least and need or least
 end
 
--- W17: how long a key is still blocked, 0 if it is not. A clock that went back makes no block longer.
+-- W17: the time for which a key is still blocked, 0 if it is not. A clock that went back makes no block longer.
 local function blocked_us(record, params, now_us)
   local left = record[BLOCKED_UNTIL] - now_us
   if left > params.block_for then left = params.block_for end
@@ -360,9 +360,9 @@ local function count_refusal(record, params, requests, now_us)
   end
 end
 
--- W3, W13. What is taken must be within the debt bound, or a minimum below it would be no limit at all; a charge that no
--- balance could pay waits for a full bucket. A quota is absolute (P4): it has to cover the charge as well, and so has a
--- bucket that is asked to, but for what was learned: more than it holds would never be there.
+-- W3, W13: the balance that a request needs. The charge must stay within the debt bound, because otherwise a minimum below
+-- it would limit nothing. A charge that no balance could pay waits for a full bucket. A quota (P4) and a bucket with
+-- `admit: covered` must cover the charge; a learned charge above the capacity needs a full bucket.
 local function judge(count, requests)
   local granted = true
   for i = 1, count do
@@ -407,7 +407,7 @@ local function judge(count, requests)
   return granted
 end
 
--- Debit every bucket of a granted operation; one that only watches (P11) takes part as long as it would admit.
+-- Debit every bucket of a granted operation; one in shadow (P11) only if it would have admitted the request.
 local function commit(count, requests, granted)
   for i = 1, count do
     local at = index[i]
@@ -536,8 +536,12 @@ local function commit_classes(count, requests)
       if verdict[i] == TURNED_AWAY then
         shedding[SHED + class], told = shedding[SHED + class] + requests, 1
       elseif verdict[i] == DEBITED and shedding[LENT_UNTIL] ~= 0 and shedding[SHED_RATE + class] > 0 then
-        local tokens = shedding[SHED_TOKENS + class]
-        shedding[SHED_TOKENS + class] = requests < tokens and tokens - requests or 0
+        local tokens, term = shedding[SHED_TOKENS + class], terms[index[i]]
+        if term.places and term.in_work then  -- S11: rates are in work, like what is in flight
+          shedding[SHED_TOKENS + class] = tokens - charge[i]
+        else
+          shedding[SHED_TOKENS + class] = requests < tokens and tokens - requests or 0
+        end
       end
       local part = requests / (asked > RECENT and RECENT or asked > RECENT_MIN and asked or RECENT_MIN)
       shedding[SHED_RECENTLY + class] = recently + (told - recently) * (part < 1 and part or 1)
@@ -577,8 +581,8 @@ local function decide_drawn(flags, count, requests)
   return answer_drawn(count, granted and OP_GRANTED or OP_REFUSED)
 end
 
--- What a node has refused by itself, in the time for which it knew the answer, counts as if it had been asked here. What
--- a key was refused while blocked brings no new block (W17).
+-- Refusals that a node has repeated by itself count as if the store had been asked. Refusals while a key is blocked begin no
+-- new block (W17).
 local function count_told(count, requests)
   for i = 1, count do
     local at = index[i]
@@ -601,7 +605,7 @@ local function decide(flags, count, requests)
   return answer(count, granted and OP_GRANTED or OP_REFUSED)
 end
 
--- A decision that was kept: layout, fingerprint, now_us, memo, then the answer. nil: none yet; false: not ours (F-S11).
+-- A decision that was kept: layout, fingerprint, now_us, memo, answer. nil: none yet; false: bytes of something else (F-S11).
 local decided = {}
 local function recall(key)
   local kept = decided[key] or redis.pcall('GET', key)

@@ -28,11 +28,11 @@ local LENT, OUTDATED, UNKNOWN, CLOSED, RETURNED, WINDOW, CORRUPT = 1, 2, 3, 4, 5
 local RENEW, REVOKE = 1, 3
 local GIVEN_BACK, REVOKED = 1, 2  -- first byte of a row; 0: open
 local DEFAULT_CLASS = 1  -- what holders say of answers does not tell classes apart
-local GRAIN_US, ROW_KEPT_US, SMOOTH_US, PLAIN_MIN_US = 1000000, 5000000, 1000000, 100000
-local USED, PART_SIZE, ROW_HEAD_SIZE = 9, 104, 89
+local GRAIN_US, MARGIN_US, ROW_KEPT_US, SMOOTH_US, PLAIN_MIN_US = 500000, 500000, 5000000, 1000000, 100000
+local USED, PART_SIZE, ROW_HEAD_SIZE = 9, 120, 89
 -- Of a part: what one bucket was last answered.
 local END_US, P_RATE, P_CAPACITY, P_HELD_RATE, P_HELD_CAPACITY, P_TOKENS, P_MOVED = 1, 2, 3, 4, 5, 6, 7
-local P_PERIOD, P_GIVEN, P_REFUSED, P_CONTENT, P_SHORT, P_DEMAND = 8, 9, 10, 11, 12, 13
+local P_PERIOD, P_GIVEN, P_REFUSED, P_CONTENT, P_SHORT, P_DEMAND, P_LEVEL, P_AT = 8, 9, 10, 11, 12, 13, 14, 15
 
 -- Of a book: own time when it was last opened, the plain callers' demand and when it was last followed, what the record had
 -- counted then, and the sums of each end: end, rate, capacity, weight of the holders, content, short, demand.
@@ -149,7 +149,7 @@ if raws[1] then
   for i = 1, USED do row_used[i], row_at = unpack_struct('<d', raws[1], row_at) end
   local is_known = false
   for i = 1, count do
-    parts[i] = { unpack_struct('<ddddddddddddd', raws[1], row_at) }
+    parts[i] = { unpack_struct('<ddddddddddddddd', raws[1], row_at) }
     row_at = row_at + PART_SIZE
     if books[i][BOOK_TAU] <= parts[i][END_US] + ROW_KEPT_US then is_known = true end
   end
@@ -188,7 +188,7 @@ end
 if not row_number then
   if number ~= 1 or kind ~= RENEW then return only(UNKNOWN) end
   row_weight, row_used = weight, { 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-  for i = 1, count do parts[i] = { 0, 0, 0, 0, 0, 0, moved[i], 0, 0, 0, 0, 0, 0 } end
+  for i = 1, count do parts[i] = { 0, 0, 0, 0, 0, 0, moved[i], 0, 0, 0, 0, 0, 0, 0, 0 } end
 elseif number < row_number then
   return only(OUTDATED)
 elseif is_closed == GIVEN_BACK or (is_closed == REVOKED and kind == RENEW) then
@@ -262,8 +262,19 @@ local function fair(holders, content, short, demands, demand, plain)
   return demand, min(plain, many * level), true
 end
 
--- What a bucket would lend: held rate and capacity, demand, content, rate, capacity, crowded.
-local function draft(i, held_rate, held_capacity)
+-- The most that the holder of a live part can have left, whatever it says: what it was given, and the time.
+local function left_at_most(i, is_taken)
+  local record, part = records[i], parts[i]
+  local elapsed_us, whole = books[i][BOOK_TAU] - part[P_AT], record[CAPACITY] + terms[i].lend_bound
+  if is_taken then
+    return min(part[P_LEVEL] + elapsed_us * part[P_RATE] * record[RATE] / 1e6, part[P_CAPACITY] * whole)
+  end
+  local before = part[P_LEVEL] - part[P_TOKENS]  -- that answer was never taken over
+  return min(before + elapsed_us * part[P_HELD_RATE] * record[RATE] / 1e6, part[P_HELD_CAPACITY] * whole)
+end
+
+-- What a bucket would lend: held rate and capacity, demand, content, rate, capacity, crowded, left.
+local function draft(i, held_rate, held_capacity, left)
   local record, term, book = records[i], terms[i], books[i]
   local rates, capacities, holders, content, short, demands = total(book)
   local whole, n = record[CAPACITY] + term.lend_bound, holders + weight + 1
@@ -275,17 +286,17 @@ local function draft(i, held_rate, held_capacity)
   local equal = max(least, 0.5 * weight / n)
   local capacity = min(equal + rate * max(0, 1 - n * equal / weight), max(held_capacity, 1 - least - capacities))
   if capacity < least * (1 - 1e-9) then rate, capacity = 0, 0 end
-  return { held_rate, held_capacity, demand, is_content, rate, capacity, n * least > weight }
+  return { held_rate, held_capacity, demand, is_content, rate, capacity, n * least > weight, left }
 end
 
 local function lease_end(i)
-  return math.ceil((books[i][BOOK_TAU] + terms[i].lend_lease * (1 + 0.01)) / GRAIN_US) * GRAIN_US
+  return math.ceil((books[i][BOOK_TAU] + terms[i].lend_lease + MARGIN_US) / GRAIN_US) * GRAIN_US
 end
 
 -- Tokens go with the capacity; debt that the holder could not repay by its end comes here, once.
 local function lend(i, plan)
   local record, book, part = records[i], books[i], parts[i]
-  local held_rate, held_capacity, demand, is_content, rate, capacity, crowded = unpack(plan, 1, 7)
+  local held_rate, held_capacity, demand, is_content, rate, capacity, crowded, left = unpack(plan, 1, 8)
   local _, capacities = total(book)
   local tokens = 0
   if capacity > held_capacity and record[BALANCE] > 0 then
@@ -294,6 +305,7 @@ local function lend(i, plan)
   end
   record[BALANCE] = record[BALANCE] - tokens
   part[P_RATE], part[P_CAPACITY], part[P_TOKENS] = rate, capacity, tokens
+  part[P_LEVEL], part[P_AT] = left + tokens, book[BOOK_TAU]
   part[P_GIVEN], part[P_PERIOD], part[P_HELD_RATE], part[P_HELD_CAPACITY] = 0, 0, held_rate, held_capacity
   part[END_US] = lease_end(i)
   part[P_CONTENT], part[P_SHORT], part[P_DEMAND] = is_content and demand or 0, is_content and 0 or weight, demand
@@ -305,12 +317,17 @@ local function lend(i, plan)
   count_part(book, part)
 end
 
--- A quota gets back what a holder does not keep, or is owed what it has spent beyond what it was given.
-local function set_right(record, given, kept)
+-- A quota gets back what a holder does not keep, or is owed what it has spent beyond what it was given. What the quota could
+-- not pay comes back to nobody.
+local function set_right(record, part, given, kept)
   if kept > given then
+    local unpaid = record[UNCOLLECTED]
     owe(record, kept - given)
+    part[P_MOVED] = part[P_MOVED] + (record[UNCOLLECTED] - unpaid)
   else
-    record[BALANCE] = record[BALANCE] + (given - kept)
+    local forgiven = min(given - kept, part[P_MOVED])
+    part[P_MOVED], record[UNCOLLECTED] = part[P_MOVED] - forgiven, record[UNCOLLECTED] - forgiven
+    record[BALANCE] = record[BALANCE] + (given - kept - forgiven)
   end
 end
 
@@ -319,9 +336,9 @@ local function portion(i)
   local record, book, part = records[i], books[i], parts[i]
   local spent, keeps, given = 0, 0, 0
   if moved[i] == record[WINDOW_END] then spent, keeps = debt[i], held[i] end
-  if part[P_PERIOD] == record[WINDOW_END] then given = part[P_GIVEN] end
+  if part[P_PERIOD] == record[WINDOW_END] then given = part[P_GIVEN] else part[P_MOVED] = 0 end
   keeps = min(keeps, max(0, given - spent))
-  set_right(record, given, spent + keeps)
+  set_right(record, part, given, spent + keeps)
   local asked = max(0, wanted[i])
   local _, _, holders = total(book)
   local goal = min(asked * 1.5, (record[BALANCE] + keeps) / (2 * (holders + weight + 1)))
@@ -339,16 +356,17 @@ local function give_back(i, is_live)
   local record, part = records[i], parts[i]
   if record[FLAGS] % 2 == QUOTA then
     if part[P_PERIOD] == record[WINDOW_END] and moved[i] == record[WINDOW_END] then
-      set_right(record, part[P_GIVEN], debt[i])
+      set_right(record, part, part[P_GIVEN], debt[i])
     end
     part[P_TOKENS], part[P_GIVEN] = 0, 0
   else
     if is_live and part[P_PERIOD] == 0 then
-      local most = part[P_CAPACITY] * (record[CAPACITY] + terms[i].lend_bound)
+      local most = left_at_most(i, true)
       record[BALANCE] = record[BALANCE] + (taken == row_number and min(held[i], most) or part[P_TOKENS])
     end
     owe(record, max(0, debt[i] - (part[P_MOVED] - moved[i])))
     for field = P_RATE, P_TOKENS do part[field] = 0 end
+    part[P_LEVEL] = 0
   end
   part[END_US] = min(part[END_US], books[i][BOOK_TAU])
 end
@@ -402,12 +420,13 @@ end
 
 local drafts, lends = {}, true
 for i = 1, count do
-  local part, record, held_rate, held_capacity = parts[i], records[i], 0, 0
+  local part, record, held_rate, held_capacity, left = parts[i], records[i], 0, 0, 0
   local is_live = row_number and take_out(books[i], part)
   if kind ~= RENEW then
     give_back(i, is_live)
   elseif record[FLAGS] % 2 ~= QUOTA then
     if is_live and part[P_PERIOD] == 0 then
+      left = left_at_most(i, taken == row_number)
       if taken == row_number then
         held_rate, held_capacity = min(part[P_RATE], held[i]), part[P_CAPACITY]
       else
@@ -415,11 +434,11 @@ for i = 1, count do
         held_rate, held_capacity = min(part[P_HELD_RATE], held[i]), part[P_HELD_CAPACITY]
       end
     end
-    drafts[i] = draft(i, held_rate, held_capacity)
+    drafts[i] = draft(i, held_rate, held_capacity, left)
     if drafts[i][6] == 0 then lends = false end
   end
 end
-local touched, last_us = {}, 0
+local touched, left_us = {}, 0  -- until the last part ends, by the buckets' own time, which may be far from the server's
 for i = 1, count do
   local plan = drafts[i]
   if plan then
@@ -431,18 +450,18 @@ for i = 1, count do
   count_used(i)
   finish_bucket(i)
   touched[i] = true
-  last_us = max(last_us, parts[i][END_US])
+  left_us = max(left_us, parts[i][END_US] - books[i][BOOK_TAU])
 end
 
 local packed = { pack_struct('<Bdd', kind == RENEW and 0 or GIVEN_BACK, number, weight) }
 for i = 1, USED do packed[i + 1] = pack_struct('<d', used[i]) end
-for i = 1, count do packed[#packed + 1] = pack_struct('<ddddddddddddd', unpack(parts[i], 1, 13)) end
-local kept_ms = math.ceil((max(last_us, now_us) - now_us + ROW_KEPT_US) / 1000) + 1000
-if is_sent or kept_ms > 3600000 then kept_ms = 3600000 end  -- a time that a test sends does not pass here
+for i = 1, count do packed[#packed + 1] = pack_struct('<ddddddddddddddd', unpack(parts[i], 1, P_AT)) end
+local kept_ms = math.ceil((left_us + ROW_KEPT_US) / 1000) + 1000
+if is_sent then kept_ms = 3600000 end  -- a time that a test sends does not pass here
 call('SET', KEYS[1], table.concat(packed), 'PX', kept_ms)
 local index = KEYS[BEFORE + count + 1]
 if kind == RENEW then
-  redis.pcall('ZADD', index, last_us, ARGV[5])
+  redis.pcall('ZADD', index, now_us + left_us, ARGV[5])
   redis.pcall('ZREMRANGEBYSCORE', index, '-inf', now_us - ROW_KEPT_US)
   redis.pcall('PEXPIRE', index, 3600000)
 else

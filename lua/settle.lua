@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 --[[ settle: correct what acquires charged, each reservation once; or debit a long request as it goes (W5-W7).
-Runs without memory to spare too (allow-oom): a store that is full must still take back what is owed.
+It also runs when the store is out of memory (allow-oom), so that reservations can always be settled.
 KEYS[1]   reply         string, this call's reply, kept so that a repeat changes nothing
 KEYS[2]   sampling      string, number of the sampling epoch, moved by the controller
 KEYS[3]   touched       list of the buckets changed since the last sampling
@@ -12,13 +12,13 @@ ARGV[3]   terms         for each bucket the number of its row in params, 0 where
 ARGV[4]   operations    tombstone, final, class and whether the store granted it (bits), buckets, work, requests, latency_ms, expected_ms, acquired_us,
                         deadline_us, late_us; a row per bucket: number, bits, charge, weight, and if bits say so its own
                         expected_ms, what the acquire could not collect, the id of its values of learn_by, and how much of
-                        the work that is told makes a unit
+                        the reported work makes a unit
 RETURNS   one string: done or expired, now_us, then for each operation its status, late, stop, work, deadline_us now and
           before the call, and a row per bucket: present and unit, balance, adjusted, uncollected, rate, capacity;
-          limiter/store/layout.py reads it
+          limiter/store/call_layout.py reads it
 HOLDS     a repeat changes nothing; refill before refund; balance <= capacity; a debit stops at -debt_max and counts
-          the rest; after the deadline nothing is refunded; progress renews the deadline; what is not ours is left as
-          it is ]]
+          the rest; after the deadline nothing is refunded; progress renews the deadline; bytes of an unknown form are
+          not changed ]]
 
 local BEFORE = 3  -- keys before those of the buckets
 local OP_SETTLED, OP_DUPLICATE, OP_CONFLICT, OP_GONE, OP_CORRUPT = 1, 2, 3, 4, 5
@@ -32,9 +32,10 @@ local now_us, expires_us, bucket_count = struct.unpack('<ddH', ARGV[1])
 local read_count = #KEYS
 -- #include lib/begin.lua
 
---[[ The plain case: settles and progress that count, of buckets that are there and have no trailer. It does what the general
-case does, in the same order, with one function, as every function that is defined costs each call. nil if there is anything
-else in the call: nothing is written by then, and the general case begins anew. ]]
+--[[ The plain case: first settles and new progress, on buckets that have a record and no trailer. It computes the same as the
+general case, in the same order, with a single function, because each function that is defined costs time in every call. It
+returns nil if it finds anything else in the call. Nothing has been written by then, and the general case starts from the
+beginning. ]]
 local function settle_plain()
   local huge, min, operations, at = math.huge, math.min, ARGV[4], 1
   local answers, answered, size = { pack_struct('<Bd', DONE, now_us) }, 1, #operations
@@ -177,7 +178,7 @@ local function settle_plain()
     end
   end
 
-  -- What is no string reads like what is absent.
+  -- MGET returns the same for a key of another type as for a missing one.
   if absent[1] and call('EXISTS', unpack(absent)) ~= 0 then return nil end
 
   local epoch, now_s, listed = (tonumber(raws[2] or 0) or 0) % EPOCHS, now_us / 1e6, nil
@@ -226,7 +227,7 @@ local function settle_plain()
   return reply
 end
 
--- A first bucket with a trailer is enough to know that the call is not plain.
+-- If the first bucket has a trailer, the call is not plain.
 if not is_general and not (raws[BEFORE + 1] and #raws[BEFORE + 1] ~= SIZE) then
   local reply = settle_plain()
   if reply then return reply end
@@ -246,18 +247,18 @@ for i = 1, bucket_count do
   elseif record then
     refill(record, now_us)
   elseif term and in_window(term, now_us) then
-    records[i] = fresh_record(term, now_us)  -- forgotten while idle, so it was full
+    records[i] = fresh_record(term, now_us)  -- its record expired while it was idle, so it was full
   end
 end
 
--- The operation at hand, with a slot per bucket, and what its tombstone says; reused, as tables are dear.
+-- The current operation, with a slot per bucket, and its tombstone. The tables are reused, because new ones are expensive.
 local final, class, is_uncounted, work, requests, latency_ms, expected_ms, acquired_us, deadline_us, late_us
 local index, in_requests, charge, weight, expects, unpaid = {}, {}, {}, {}, {}, {}
 local learn_id, measure = {}, {}  -- per bucket: W15, id of the values of learn_by; W19, see `measured`; 0 without any
 local state, late, work_before
-local expires_us, expired_us  -- the deadline, as far as progress has renewed it; and what it was before this operation
+local expires_us, expired_us  -- the deadline, which progress may have renewed; the deadline before this operation
 local slacks = {}  -- per bucket: the least of expected - actual in this call, ms
-local accounted, uncollected = {}, {}  -- per bucket: what it was debited so far, and what of that it could not pay
+local accounted, uncollected = {}, {}  -- per bucket: its debit so far, and the part of it that could not be collected
 
 local function read_rows(operations, at, count)
   local sound = true
@@ -280,7 +281,7 @@ end
 
 local tombstones, tombstone_ttls_ms = {}, {}  -- to be written
 
--- Whether the tombstone could be read: state, late, work so far, deadline, then accounted and uncollected of each bucket.
+-- Read the tombstone: state, late, work so far, deadline, then accounted and uncollected of each bucket. False if damaged.
 local function read_tombstone(key, count)
   local raw = tombstones[key] or redis.pcall('GET', key)
   expires_us = deadline_us
@@ -313,8 +314,8 @@ local function within_threshold(record, delta, charged, term)
   return math.abs(delta) <= threshold
 end
 
--- R10: what one unit of the charge is worth in the bucket as it counts now; nil: nothing. Work charged before the bucket
--- began to count requests is worth as much time as it was then. A request token was the price, whatever the work.
+-- R10: the worth of one unit of the charge in the bucket's current unit; nil: none. Work charged before the bucket began to
+-- count requests is worth the same time as then. A request token was the whole price, so a settle corrects nothing.
 local function worth(record, i)
   local counts_requests = has(record[FLAGS], COUNTS_REQUESTS)
   if counts_requests == (in_requests[i] == 1) then return 1 end
@@ -323,7 +324,7 @@ local function worth(record, i)
   return tokens > 0 and tokens < math.huge and tokens or nil
 end
 
--- W5, F-R9: bring what one bucket was debited to the target; what the debt bound cuts off is counted.
+-- W5, F-R9: bring the debit of one bucket to the target; the part beyond the debt bound is counted as uncollected.
 local function correct(record, i, target, worth_each, refundable)
   local delta = target - accounted[i]
   if delta > 0 then
@@ -335,7 +336,7 @@ local function correct(record, i, target, worth_each, refundable)
     record[UNCOLLECTED] = record[UNCOLLECTED] + lost
     accounted[i] = target
   elseif delta < 0 then
-    -- Work that was not done was not left unpaid either, however late we hear of it.
+    -- Work that was not done reduces what is uncollected, however late the settle comes.
     local forgiven = math.min(-delta, uncollected[i])
     uncollected[i] = uncollected[i] - forgiven
     record[UNCOLLECTED] = record[UNCOLLECTED] - forgiven
@@ -348,7 +349,7 @@ local function correct(record, i, target, worth_each, refundable)
   end
 end
 
--- Seven steps to an octave, by exponent and mantissa: no logarithm, so the model agrees to the bit.
+-- Seven steps per octave, from exponent and mantissa. Without a logarithm, script and model agree bit for bit.
 local function count_latency(record, took_ms)
   local step = 0
   local mantissa, exponent = math.frexp(took_ms)
@@ -380,6 +381,7 @@ local function count_class(shedding, i, took_ms)
   shedding[TIMED + class] = shedding[TIMED + class] + 1
   shedding[SECONDS] = shedding[SECONDS] + took_ms / 1000
   if failed or (target_ms > 0 and took_ms > target_ms) then shedding[LATE + class] = shedding[LATE + class] + 1 end
+  if failed then shedding[FAILED] = shedding[FAILED] + 1 end
   local slack, least = expected_ms - took_ms, slacks[index[i]] or math.huge
   if slack < least and not failed then slacks[index[i]] = slack end
   if not failed then  -- Q13: a step towards the median
@@ -394,7 +396,7 @@ local function count_class(shedding, i, took_ms)
   end
 end
 
--- W16: as how many requests this one counts.
+-- W16: the number of requests that this one counts as.
 local function counted(record, i)
   return weighs(record[FLAGS]) and requests * weight[i] or requests
 end
@@ -405,14 +407,14 @@ local function entry_of(record, i)
   return entry_for(record[LEARNED_BY], learn_id[i])
 end
 
--- Whatever is final is counted once.
+-- Statistics of final settles, each counted once.
 local function count(record, target, i)
   local settles = counted(record, i)
   record[SETTLES] = record[SETTLES] + settles
-  -- Less than one request would make the square as large as it likes.
+  -- A settle of less than one request could make the square arbitrarily large.
   if requests >= 1 and settles > 0 then record[WORK_SQUARED] = record[WORK_SQUARED] + target * target / settles end
   local took_ms, shedding = latency_ms, record[SHEDDING]
-  if shedding and not (took_ms >= 0) then  -- it took so long, whoever says (Q8)
+  if shedding and not (took_ms >= 0) then  -- no latency was reported: the time since the acquire counts (Q8)
     took_ms = (now_us - acquired_us) / 1000
     if not (took_ms > 0) then took_ms = 0 end
   end
@@ -448,7 +450,7 @@ local function settle_bucket(record, i)
   if not worth_each then return end
   if in_requests[i] == 1 then target = counted(record, i) end
   if within_threshold(record, target - accounted[i], charge[i], terms[index[i]]) then return end
-  -- A refund never reaches past a quota's window: what it would give back belongs to a period that is over.
+  -- A quota refunds nothing that was charged in an earlier window.
   local same_window = not has(record[FLAGS], QUOTA) or acquired_us >= record[WINDOW_START]
   correct(record, i, target, worth_each, late == 0 and same_window)
 end
@@ -465,8 +467,8 @@ local function move(buckets)
   state, work_before = final == 1 and FINAL or OPEN, work
 end
 
--- W18: a settle frees its place, unless that has left with its slot; progress takes one in the present slot instead. The
--- other slot gives what its own lacks: a clock that went back may have put it there.
+-- W18: a settle frees its place, unless its slot of time has already been dropped. Progress moves the place into the present
+-- slot. If the place's own slot counts too few, the other slot is reduced: a clock that went back may have put it there.
 local function move_places(buckets, renewed)
   local ttl_us = deadline_us - acquired_us
   local counted_us = expired_us - ttl_us
@@ -493,7 +495,7 @@ local function move_places(buckets, renewed)
   end
 end
 
--- F-R2, F-R3, F-R12: what has been settled stays; progress counts by its highest mark.
+-- F-R2, F-R3, F-R12: a settled reservation stays settled; of progress calls the highest work counts.
 local function standing()
   if state == FINAL then return (final == 1 and work ~= work_before) and OP_CONFLICT or OP_DUPLICATE end
   if state == OPEN and final == 0 and work <= work_before then return OP_DUPLICATE end

@@ -5,7 +5,7 @@ because reports carry the server's time, so that nodes' clocks don't matter (F-T
 KEYS[1]   signals       string, a row per source: its name's digest, reported_us, size, the signals; oldest report first
 ARGV[1]   now_us        float64; 0 = server clock; only tests send one
 ARGV[2]   source        digest of the reporting source's name
-ARGV[3]   signals       names and loads as limiter/store/layout.py packs them; not read here
+ARGV[3]   signals       names and loads as limiter/store/call_layout.py packs them; not read here
 RETURNS   the number of sources stored now
 HOLDS     one row per source, the newest; none older than SIGNAL_TTL_MS; at most SOURCES_MAX, the newest; an unreadable
           value is replaced: reports are worthless after a minute ]]

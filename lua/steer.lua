@@ -10,11 +10,11 @@ ARGV[3]   rows          a row per bucket: the number of its row in params, what 
                         set: quality, state, lent_for_us, response_ms, and of each class the share refused, then the
                         rate, then the limit of what is in flight; where charges by values of learn_by are set: their
                         number, id and charge of each; where a state is set: its size, state
-RETURNS   one string: done or lost, now_us, then a status per bucket; limiter/store/layout.py reads it
-HOLDS     a stale owner changes nothing (F-P7); absolute values, so a repeat changes nothing more; what makes no sense is
-          left as it was (F-P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
+RETURNS   one string: done or lost, now_us, then a status per bucket; limiter/store/call_layout.py reads it
+HOLDS     a stale owner changes nothing (F-P7); absolute values, so a repeat changes nothing more; invalid values
+          are ignored (F-P8); refill before anything changes; balance <= capacity; a change of unit keeps the time that
           the balance is worth (R10); a bucket is made only to hold a share; a row that sets nothing but a state leaves its
-          record alone; what is not ours is left as it is ]]
+          record alone; bytes of an unknown form are not changed ]]
 
 -- #include lib/record.lua
 -- #include lib/lease.lua

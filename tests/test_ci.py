@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import closing_line, find, packages
+from tests.support.programs import OF_TOOLS, closing_line, find, packages
 
 ROOT = Path(__file__).parents[1]
 CLOSING = "========= 3 passed, 1 skipped in 2.31s ========="
@@ -23,7 +23,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "bin").mkdir()
     for program in ("bash", "dirname", "mktemp", "tee", "grep", "tail", "rm", "chmod", "cat"):
         (tmp_path / "bin" / program).symlink_to(found(program))
-    for program in packages():
+    for program in packages().keys() - OF_TOOLS.keys():
         pretend(tmp_path, program, "exit 0")
     pretend(tmp_path, "id", "echo 0")
     pretend(tmp_path, "apt-get", 'echo "apt-get $*" >>"$SEEN"; test ! -x "$POLICY_RC_D" || echo quiet >>"$SEEN"')
@@ -94,9 +94,18 @@ def test_without_root_it_says_what_to_do(checkout: Path) -> None:
 def test_ci_runs_both_parts_and_ends_with_their_closing_lines(checkout: Path) -> None:
     ran = run(checkout, "run")
     assert ran.returncode == 0
-    told = [f"make {part} CI=true" for part in ("test", "long")]
-    closing = [CLOSING.replace("3 passed", f"{part} 3 passed") for part in ("test", "long")]
-    assert ran.stdout.splitlines() == [told[0], closing[0], told[1], closing[1], *closing]
+    told = [f"make {part} CI=true" for part in ("tools", "test", "long")]
+    closing = [CLOSING.replace("3 passed", f"{part} 3 passed") for part in ("tools", "test", "long")]
+    each = [line for pair in zip(told, closing, strict=True) for line in pair]
+    assert ran.stdout.splitlines() == [*each, *closing[1:]]
+
+
+def test_ci_fails_where_the_tools_cannot_be_had_and_runs_both_parts_all_the_same(checkout: Path) -> None:
+    pretend(checkout, "make", f'echo "{CLOSING.replace("3 passed", "$1 3 passed")}"; test "$1" != tools')
+    ran = run(checkout, "run")
+    assert ran.returncode == 1
+    assert "test 3 passed" in ran.stdout
+    assert "long 3 passed" in ran.stdout
 
 
 @pytest.mark.parametrize("part", ["test", "long"])
@@ -162,6 +171,9 @@ def test_the_closing_line_counts_by_program() -> None:
         "3 tests were skipped for missing programs: a (1), b (2). Install them: sudo .ci/install"
     )
     assert closing_line(["needs fork"]) is None
+    of_both = closing_line([*reasons, "missing program: celery (z)"])
+    assert of_both is not None
+    assert of_both.endswith("celery (1). Install them: sudo .ci/install, make tools")
 
 
 def test_no_test_skips_by_other_means() -> None:

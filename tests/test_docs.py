@@ -1,5 +1,6 @@
 """Commands, snippets and links of the documents are tried out, every one of them."""
 
+import ast
 import json
 import os
 import re
@@ -85,7 +86,7 @@ def follow(of: list[Block], workplace: Path, port: int, *, store_port: int = 0) 
         if _has_group(process.pid):
             os.killpg(process.pid, signal.SIGTERM)
             eventually(lambda: not _has_group(process.pid), within_s=40, what="what was started has ended")
-    return printed.read_text()
+    return printed.read_text(errors="replace")  # the log of slow calls shows their bytes
 
 
 def _has_group(group: int) -> bool:
@@ -438,6 +439,20 @@ def anchors(page: Path) -> set[str]:
     """Its headings as they are linked to."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_a_recipe_is_short_listed_and_tried(recipe: Path) -> None:
+    tree = ast.parse(recipe.read_text())
+    of_docstring = range(1, (tree.body[0].end_lineno or 0) + 1)
+    lines = [line for number, line in enumerate(recipe.read_text().splitlines(), 1) if number not in of_docstring]
+    assert sum(bool(line.strip()) for line in lines) <= 40
+    assert f"](recipes/{recipe.name})" in (ROOT / "docs/recipes.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests/recipes").glob("*.py"))
+    assert re.search(rf"\b{recipe.stem}\b", tests)
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

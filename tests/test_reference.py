@@ -41,7 +41,7 @@ from limiter.model.policy.blocks import Auto, Block, Learning, Local, Quota, Smo
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.fields.kinds import DIMENSIONS_MAX
 from limiter.model.policy.policy import Policy
-from limiter.model.policy.policy_set import Namespace
+from limiter.model.policy.policy_set import Backend, Namespace
 from limiter.model.policy.reading import read_namespace, read_policy
 from limiter.settings import Settings
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
@@ -68,6 +68,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "### Response time": ResponseTime,
     "### Utilisation": Utilisation,
     "### Namespaces": Namespace,
+    "### Backends": Backend,
 }
 
 
@@ -126,6 +127,8 @@ def read_example(kind: type[BaseModel], example: dict[str, Any]) -> None:
     whole: dict[str, Any] = {"name": "x", "rate": 100, "max_work": 500, "charge": "learned", "mechanism": "auto"}
     if kind is Namespace:
         read_namespace("x", {"partition_by": ["customer"]} | example)
+    elif kind is Backend:
+        read_namespace("x", {"backends": {"db": {"rate": 1} | example}})
     elif kind is Quota:
         unit = {} if "requests" in example else {"work": 1}
         read_policy({"name": "x", "quota": {"period": "month", **unit} | example})

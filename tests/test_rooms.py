@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,13 @@ def room_of(path: str) -> str:
     return max(inside, key=len)
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """The modules of ours that a module imports, by their paths."""
+    return frozenset(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     for found in ast.walk(ast.parse(path.read_text())):
         names: list[str] = []
         if isinstance(found, ast.Import):

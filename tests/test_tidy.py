@@ -173,7 +173,7 @@ def test_a_docstring_names_its_subject(path: Path) -> None:
     """A noun or a verb begins it, not "what" or "who": `The balance left`, not `What is left`."""
     texts = [
         found.value.value
-        for found in ast.walk(ast.parse(path.read_text()))
+        for found in ast.walk(parsed(path))
         if isinstance(found, ast.Expr) and isinstance(found.value, ast.Constant) and isinstance(found.value.value, str)
     ]
     assert not [text for text in texts if RIDDLES.match(text)]

@@ -111,7 +111,7 @@ class Plane:
     async def answer(self, path: bytes, headers: Headers, body: bytes) -> Answer:
         """Return the answer to a request on one of the paths, for callers in a coroutine."""
         told: Told[Answer] = Told()
-        self.paths[path](headers, body, _Awaited(told))
+        self.paths[path](headers, body, Awaited(told))
         return await told.future
 
     def acquire(self, headers: Headers, body: bytes, reply: Reply) -> None:
@@ -285,7 +285,7 @@ def _send_all(connections: list[Sends]) -> None:
         connection.send()
 
 
-class _Awaited:
+class Awaited:
     """Takes an answer for a caller in a coroutine."""
 
     __slots__ = ("_told",)

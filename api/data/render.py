@@ -152,6 +152,7 @@ def _granted(granted: Granted) -> bytes:
             granted.covered,
             UNSET if granted.state is None else granted.state,
             UNSET if granted.refused_share is None else granted.refused_share,
+            UNSET if granted.drawn_share is None else granted.drawn_share,
         )
     )
 
@@ -180,6 +181,7 @@ def _refused(refused: Refused, status: int) -> bytes:
             overloaded=refused.overloaded,
             state=refused.state,
             refused_share=refused.refused_share,
+            drawn_share=refused.drawn_share,
         )
     )
 
@@ -193,8 +195,13 @@ def settled(operation: Correction) -> Answer:
         except Exception as error:
             return failure(error)
     if isinstance(outcome, Settled):
-        return Answer(200, JSON, _encode(_settled(outcome)))
+        return Answer(200, JSON, settled_body(outcome))
     return failure(outcome)
+
+
+def settled_body(answer: Settled) -> bytes:
+    """Return the effect of a settle."""
+    return _encode(_settled(answer))
 
 
 def _settled(answer: Settled) -> SettledAnswer:

@@ -40,9 +40,11 @@ class GrantedAnswer(Struct, frozen=True):
     covered: bool
     """False where no policy covers the request: nothing was charged, and nothing limits it."""
     state: StateName | UnsetType = UNSET
-    """Present where a limit has overload control: how what it protects fares."""
+    """State of the protected service; present where a limit has overload control."""
     refused_share: float | UnsetType = UNSET
     """Present beside it: the share of this class's requests that overload control refuses."""
+    drawn_share: float | UnsetType = UNSET
+    """Present where requests of this class are drawn: the share that is refused, whatever their number (Q4, G5)."""
 
 
 class SettledAnswer(Struct, frozen=True):
@@ -97,6 +99,8 @@ class RefusedAnswer(Struct, frozen=True, omit_defaults=True):
     overloaded: bool = False
     """Present, and true, where what the limits protect is overloaded: slow down (Q6)."""
     state: StateName | None = None
-    """Present where a limit has overload control: how what it protects fares."""
+    """State of the protected service; present where a limit has overload control."""
     refused_share: float | None = None
     """Present beside it: the share of this class's requests that overload control refuses."""
+    drawn_share: float | None = None
+    """Present where requests of this class are drawn: the share that is refused, whatever their number (Q4, G5)."""

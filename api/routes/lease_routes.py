@@ -15,7 +15,7 @@ from limiter.model.bucket.lending import LendStatus
 from limiter.model.policy.fields.kinds import PARTITIONS_MAX
 from limiter.model.policy.limit import policy_of
 from limiter.store.keys import Slot
-from limiter.store.leases.lease_store import ListedLease, slot_of
+from limiter.store.leases.lease_store import ListedLease, Listing, slot_of
 from limiter.store.policies.policy_entries import DEFAULT
 
 router = APIRouter(tags=["leases"])
@@ -40,11 +40,14 @@ async def list_leases(
     namespace = namespace or principal.namespace or DEFAULT
     check_namespace(principal, namespace)
     slot = Slot(namespace, partition)
-    found = await engine_of(request).lease_store.listed(slot)
-    shown = [_shown(slot, lease) for lease in found if holder is None or lease.holder == holder]
-    if policy is not None:
-        shown = [lease for lease in shown if any(one.policy == policy for one in lease.slices)]
-    return respond(json_answer(LeaseList(shown)))
+
+    def is_wanted(lease: Listing) -> bool:
+        if holder is not None and lease.holder != holder:
+            return False
+        return policy is None or policy in map(policy_of, lease.buckets)
+
+    found = await engine_of(request).lease_store.listed(slot, is_wanted=is_wanted)
+    return respond(json_answer(LeaseList([_shown(slot, lease) for lease in found])))
 
 
 @router.delete("/v1/leases/{id}", **LEASE_DELETE)
@@ -56,7 +59,8 @@ async def revoke_lease(request: Request, id: str, namespace: Namespace = "") -> 
     slot, store = slot_of(namespace, id), engine_of(request).lease_store
     if slot is None:
         raise UnknownLease("this is no id of a lease")
-    left_us = max([lease.left_us for lease in await store.listed(slot) if lease.id == id], default=0.0)
+    held = await store.listed(slot, is_wanted=lambda lease: lease.id == id)
+    left_us = max([lease.left_us for lease in held], default=0.0)
     status = await store.revoke(slot, id)
     if status is LendStatus.UNKNOWN:
         raise UnknownLease("no lease with this id is held in this namespace")

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from api.server import tame_collector
-from limiter.cli.controller_bench import ControllerBench
+from limiter.cli.controller_bench import GUARDED, ControllerBench
 from limiter.cli.lease_bench import LeaseBench, local_decisions
 from limiter.engine.decider import Decider
 from limiter.model.bucket.bucket import Params
@@ -321,7 +321,7 @@ def measure_leases(client: redis.Redis, *, rounds: int, scale: float) -> list[Ro
 
 
 async def measure_controller_alone(*, scale: float, console: Console) -> list[Row]:
-    """Run only the controller's part, in half a minute."""
+    """Run only the controller's part."""
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         async with EmbeddedStore(Path(directory)) as store:
             console.print(f"store: {store.facts}", style="dim")
@@ -353,7 +353,22 @@ async def measure_controller(client: redis.Redis, link: Link, *, scale: float) -
     ratio = grown.figure / most / (own.figure / many)
     grown.aim, grown.holds = f"{ratio:.2f}× as much a bucket (at most 2×)", ratio <= 2
     idle.aim, idle.holds = "at most 1,000: they cost nothing", idle.figure <= 1_000
-    return [wall, own, store, all_own, all_store, grown, idle]
+    turns = await measure_turns(client, link, buckets=int(100_000 * scale))
+    return [wall, own, store, all_own, all_store, grown, idle, *turns]
+
+
+async def measure_turns(client: redis.Redis, link: Link, *, buckets: int) -> list[Row]:
+    """Measure how one controller follows many active buckets with overload control (S9)."""
+    found = await ControllerBench(client, link, "turns", policy=GUARDED).measure_turns(buckets)
+    what = f"controller, {buckets:,} active buckets with overload control"
+    rows = [
+        Row(f"{what}: its CPU a bucket and cycle", "ns", [found.bucket_us * 1000], "at most 12,000"),
+        Row(f"{what}: each has its turn within", "ms", [found.turn_s * 1000], "at most 2,000"),
+        Row(f"{what}: its memory a bucket", "bytes", [found.bucket_bytes], "at most 1,024"),
+    ]
+    for row, most in zip(rows, (12_000, 2_000, 1_024), strict=True):
+        row.holds = row.figure <= most
+    return rows
 
 
 def _judge(row: Row, ratio: float, least: float, than: str) -> None:

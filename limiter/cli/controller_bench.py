@@ -6,16 +6,21 @@ rate, so that their caps move in every cycle; the others stay within their limit
 
 from __future__ import annotations
 
+import gc
+import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
 from limiter.controller.plan import make_plans
-from limiter.controller.slot_cycle import SlotCycle
-from limiter.model.bucket.operations import Acquire, Charge, Settle, Want
+from limiter.controller.slot_cycle import LOOKED_MAX, SlotCycle
+from limiter.model.bucket.operations import Acquire, Charge, Lot, Settle, Want
+from limiter.model.overload.shedding import CLASS_NUMBERS
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.reading import read_policy_set
 from limiter.store.keys import Slot, bucket_name
@@ -24,6 +29,7 @@ from limiter.store.scripts import AcquireScript, SettleScript
 from limiter.store.steering import Steering
 
 CYCLE_S = 0.1
+TTL_US = 60_000_000
 BATCH = 64
 WARM_UP_CYCLES = 12
 RATE = 100.0
@@ -31,6 +37,21 @@ DEADLINE_US = 4_000_000_000_000_000
 POLICY = {
     "name": "steered", "per": ["customer"], "rate": RATE, "mechanism": "requests", "charge": "learned", "burst": 1,
 }  # fmt: skip
+
+
+GUARDED = {"name": "steered", "per": ["customer"], "rate": 1e6, "overload": {"response_time": {"target_ms": 1000}}}
+TURNS = 2
+
+
+class Turns(NamedTuple):
+    """The cost of following many active buckets with overload control, a part of them in each cycle."""
+
+    bucket_us: float
+    """Processor time of the controller, a bucket and cycle."""
+    turn_s: float
+    """Time in which every bucket has had its turn, by a controller that does nothing else."""
+    bucket_bytes: float
+    """Memory of the controller for each bucket."""
 
 
 class Cost(NamedTuple):
@@ -46,12 +67,12 @@ class Cost(NamedTuple):
 class ControllerBench:
     """A slot with buckets, used and cycled in turn."""
 
-    def __init__(self, client: redis.Redis, link: Link, namespace: str) -> None:
+    def __init__(self, client: redis.Redis, link: Link, namespace: str, *, policy: Mapping[str, Any] = POLICY) -> None:
         self._client = client
         self._slot = Slot(namespace)
-        self._plan = make_plans(read_policy_set({"policies": [{**POLICY, "namespace": namespace}]}))[namespace]
+        self._plan = make_plans(read_policy_set({"policies": [{**policy, "namespace": namespace}]}))[namespace]
         self._limit = self._plan.terms["steered"].limit
-        self._steering = Steering(link, lease_ms=60_000)
+        self._steering = Steering(link, lease_ms=60_000, timeout_s=60.0)
         self._acquire, self._settle = AcquireScript(), SettleScript()
         self._calls = 0
         self._used_s = 0.0
@@ -77,6 +98,30 @@ class ControllerBench:
         await self._steering.release(self._slot)
         return Cost(*(median(column) for column in zip(*costs[WARM_UP_CYCLES:], strict=True)))
 
+    async def measure_turns(self, buckets: int) -> Turns:
+        """Return the cost of buckets of which each has a request in flight, so that none is ever at rest."""
+        lease = await self._steering.take(self._slot)
+        assert lease is not None
+        cycle = SlotCycle(self._steering, self._slot, lease, self._plan, cycle_s=CYCLE_S)
+        before = _memory_bytes()
+        looked = 0
+        for first in range(0, buckets, LOOKED_MAX):
+            numbers = range(first, min(first + LOOKED_MAX, buckets))
+            self._run(self._acquire, [self._ask(bucket_name("steered", [f"c{number}"])) for number in numbers])
+            looked += await cycle.run()
+        while looked < buckets:
+            looked += await cycle.run()
+        grown = _memory_bytes() - before
+        own_s, waited_s, looked = 0.0, 0.0, 0
+        while looked < TURNS * buckets:
+            began_s, own_before_s = time.perf_counter(), time.process_time()
+            looked += await cycle.run()
+            own_s += time.process_time() - own_before_s
+            waited_s += max(CYCLE_S, time.perf_counter() - began_s)
+        assert len(cycle.buckets) == buckets
+        await self._steering.release(self._slot)
+        return Turns(own_s * 1e6 / looked, waited_s * buckets / looked, grown / buckets)
+
     def _use(self, buckets: int, limited: float) -> None:
         """Send a request to each bucket, and some more to those at their limit; the work is about what the rates
         allow."""
@@ -92,7 +137,9 @@ class ControllerBench:
 
     def _ask(self, name: str) -> Acquire:
         limit = self._limit
-        return Acquire((Want(name, limit.terms, limit.minimums[Criticality.CRITICAL], limit.charge, limit.how_unsaid),))
+        want = Want(name, limit.terms, limit.minimums[Criticality.CRITICAL], limit.charge, limit.how_unsaid)
+        lot = Lot(CLASS_NUMBERS[Criticality.CRITICAL], 0.5) if limit.sheds else None
+        return Acquire((want,), lot=lot, ttl_us=TTL_US)
 
     def _report(self, name: str, work: float) -> Settle:
         self._calls += 1
@@ -110,3 +157,9 @@ class ControllerBench:
     def _store_s(self) -> float:
         info = self._client.info("cpu")
         return float(info["used_cpu_user_main_thread"]) + float(info["used_cpu_sys_main_thread"])
+
+
+def _memory_bytes() -> float:
+    """Return the resident memory of this process."""
+    gc.collect()
+    return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -15,7 +15,7 @@ import uvloop
 from api.server import serve, tame_collector
 from api.transport import logs
 from limiter.api_keys import KeyEntryError, new_key
-from limiter.cli import liveness, policy_commands, uncovered_command
+from limiter.cli import liveness, policy_commands, proxy_command, uncovered_command
 from limiter.cli import store as cli_store
 from limiter.cli.controller_child import keep_running
 from limiter.cli.controller_metrics import shown
@@ -45,6 +45,7 @@ app = typer.Typer(
 )
 policy_commands.register(app)
 uncovered_command.register(app)
+proxy_command.register(app)
 cli_store.register(app)
 
 

@@ -28,7 +28,7 @@ from limiter.model.policy.choices import Count
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import AUDIT_MAX
-from limiter.model.policy.policy_set import Namespace, PolicySet
+from limiter.model.policy.policy_set import Namespace, PolicySet, warnings
 from limiter.model.policy.problems import PolicyError
 from limiter.model.policy.reading import dump
 from limiter.settings import Settings, SettingsError
@@ -65,10 +65,11 @@ def register(root: typer.Typer) -> None:
 
 @app.command()
 def check(file: PolicyFile) -> None:
-    """Check whether a policy file is valid. Needs no store."""
+    """Check whether a policy file is valid, and warn where it commits more than a backend can do. Needs no store."""
     with _clear_errors():
         policies = load_policy_file(file)
         typer.echo(f"{file}: {_count(policies)}, all valid")
+        _warn(policies)
 
 
 @app.command()
@@ -148,11 +149,18 @@ async def _apply(policies: PolicySet, *, owner: str, prune: bool, take_over: boo
     async with _store() as store:
         foreign: OnForeign = "take_over" if take_over else "refuse"
         applied = await store.apply(policies, who=_who(), owner=owner, prune=prune, foreign=foreign)
+        in_force = (await store.load()).policies
     for sign, places in (("+", applied.made), ("~", applied.changed), ("-", applied.removed)):
         for place in places:
             typer.echo(f"{sign} {_escaped(place.title)}")
     done = "nothing to change" if applied.is_nothing else "in force"
     typer.echo(f"{_count(policies)}, {done} (revision {applied.revision})")
+    _warn(in_force)
+
+
+def _warn(policies: PolicySet) -> None:
+    for warning in warnings(policies):
+        _complain(f"warning: {_escaped(warning)}")
 
 
 def _owner_of(given: str | None) -> str:
@@ -338,7 +346,7 @@ def _overload(seen: Overload) -> Iterator[str]:
     for name, share in seen.refused_shares.items():
         rate = seen.rates[name]
         told = [f"{share:.1%} refused"] if share else []
-        told += [f"at most {rate:.4g} requests/s"] if rate is not None else []
+        told += [f"at most {rate:.4g}/s"] if rate is not None else []
         limit = seen.limits[name]
         told += [f"at most {limit:.4g} in flight"] if limit is not None else []
         if told:

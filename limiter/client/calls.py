@@ -23,7 +23,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,16 +57,18 @@ log = logging.getLogger("headgate")
 encode = msgspec.json.Encoder().encode
 
 Answer = tuple[int, Mapping[str, Any]]
+Op = Literal["acquire", "settle"]
 
 
 class Acquire:
-    """One acquire on its way."""
+    """One acquire on its way, or a settle whose sender waits for the answer."""
 
-    __slots__ = ("body", "by_s", "expiry", "future", "is_alone", "raw")
+    __slots__ = ("body", "by_s", "expiry", "future", "is_alone", "op", "raw")
 
-    def __init__(self, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+    def __init__(self, op: Op, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+        self.op = op
         self.body = body
-        self.raw = encode({"op": "acquire", **body})
+        self.raw = encode({"op": op, **body})
         self.by_s = by_s
         self.future = future
         self.expiry: asyncio.TimerHandle | None = None
@@ -127,6 +129,7 @@ class Calls:
         self._last_sent_s = 0.0
         self._start_soon: asyncio.Handle | None = None
         self._start_later: asyncio.TimerHandle | None = None
+        self._start_later_s = 0.0
         self._open: list[weakref.ref[Settlement]] = []
         self._sweep_later: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -196,11 +199,11 @@ class Calls:
 
     # Asking.
 
-    def ask(self, body: dict[str, Any], by_s: float) -> asyncio.Future[Answer]:
+    def ask(self, body: dict[str, Any], by_s: float, op: Op = "acquire") -> asyncio.Future[Answer]:
         """Send an acquire. Its future fails with NoAnswer when the time is over; cancel it to give the acquire up. What
         is granted after that is given back."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        acquire = Acquire(body, by_s, future)
+        acquire = Acquire(op, body, by_s, future)
         acquire.expiry = self._loop.call_later(max(0.0, by_s - time.monotonic()), self._expire, acquire)
         self._acquires.append(acquire)
         self._look()
@@ -291,9 +294,11 @@ class Calls:
         loop = self._loop
         if wait_s <= 0.0:
             self._start_soon = loop.call_soon(self._start)
-        elif self._start_later is None or self._start_later.when() > loop.time() + wait_s:
+        elif self._start_later is None or self._start_later_s > loop.time() + wait_s:
             if self._start_later is not None:
                 self._start_later.cancel()
+            # Kept here, because uvloop's handle of a time shorter than a millisecond does not know when it is due.
+            self._start_later_s = loop.time() + wait_s
             self._start_later = loop.call_later(wait_s, self._awake)
 
     def _wait_s(self, now_s: float) -> float | None:
@@ -396,7 +401,7 @@ class Calls:
             headers = None if key is None else {"idempotency-key": key}
             return [
                 await self._pool.post(
-                    "/v1/acquire",
+                    f"/v1/{acquires[0].op}",
                     encode(body),
                     by_s=by_s,
                     first_s=first_s,

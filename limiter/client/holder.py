@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
@@ -33,6 +34,8 @@ SMOOTH_S = 1.0
 HEAD = 1.05
 """A holder asks for this much of its demand, which is noisy."""
 FIRST_LOOK_S = 0.2
+FIRST_KEPT_NS = 1_000_000_000
+"""A first request that nobody answered for so long is given up, and another lease begun."""
 REPEAT_AFTER_S = 0.3
 """An unanswered request is sent again, the same, after this time."""
 PORTION_S = 1.5
@@ -148,14 +151,23 @@ class Slice:
         self.until_ns = sent_ns + int(answer["ends_in_ms"] * 1e6)
 
 
+def _begun(row: Mapping[str, Any], now_ns: int) -> Slice:
+    """Make a slice that was not held before: debt that moved earlier was of another unit, and is not repaid here."""
+    one = Slice(row["policy"], now_ns)
+    one.moved = row["moved"]
+    return one
+
+
 class Throttle:
     """Overload control by class, as the service says: places in flight, shares refused, rates (Q4, S3, S9, W18)."""
 
-    __slots__ = ("late_after_ms", "open", "places", "rates", "shares", "tokens", "updated_ns")
+    __slots__ = ("forgotten", "late_after_ms", "open", "places", "rates", "shares", "tokens", "updated_ns")
 
     def __init__(self, now_ns: int) -> None:
         self.open = 0.0
         """Grants that are not settled."""
+        self.forgotten: deque[None] = deque()
+        """A note for each of them that was forgotten since; appending is atomic, with and without the GIL."""
         self.places = self.rates = self.late_after_ms = (inf,) * len(CRITICALITIES)
         self.shares: tuple[float, ...] = (0.0,) * len(CRITICALITIES)
         self.tokens = [1.0] * len(CRITICALITIES)
@@ -176,6 +188,9 @@ class Throttle:
         for one, rate in enumerate(self.rates):
             if rate < inf:
                 self.tokens[one] = min(max(1.0, rate), self.tokens[one] + elapsed_s * rate)
+        while self.forgotten:
+            self.forgotten.pop()
+            self.free()
         if self.open >= self.places[number]:
             return "in_flight"
         if draw < self.shares[number]:
@@ -185,6 +200,10 @@ class Throttle:
                 return "overload"
             self.tokens[number] -= 1.0
         return None
+
+    def free(self) -> None:
+        """Free a place."""
+        self.open = max(0.0, self.open - 1.0)
 
 
 class Grant:
@@ -219,23 +238,33 @@ class Grant:
 class PlacedGrant(Grant):
     """Granted, with a place in flight that is free again once it is settled, or forgotten."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "throttle")
 
     def __init__(
-        self, lease: Lease, charged: float, amounts: tuple[float, ...] | None, entered_ns: int, number: int
+        self,
+        lease: Lease,
+        charged: float,
+        amounts: tuple[float, ...] | None,
+        entered_ns: int,
+        number: int,
+        throttle: Throttle,
     ) -> None:
         super().__init__(lease, charged, amounts, entered_ns)
         self.number = number
+        self.throttle = throttle
+        """Where its place is: overload control may have ended and begun again since."""
 
     def settle(self, work: float | None = None, _now: Callable[[], int] = monotonic_ns) -> None:
         """Correct the charge, free the place and say how long it took."""
         if not self._is_settled:
-            self._lease.free(self, (_now() - self._entered_ns) / 1e6)
-            super().settle(work)
+            self._is_settled = True
+            work = self.charged if work is None else work
+            self._lease.settle(self, work, (_now() - self._entered_ns) / 1e6)
 
     def __del__(self) -> None:
+        # Runs wherever the last reference goes, perhaps in a thread that has the lock: it only leaves a note.
         if not self._is_settled:
-            self._lease.free(self, None)
+            self.throttle.forgotten.append(None)
 
 
 class Refusal:
@@ -253,6 +282,12 @@ class Refusal:
 
     def __bool__(self) -> bool:
         return False
+
+
+def _check(charge: float) -> None:
+    """Refuse a charge that would spoil every balance it meets, as the service does."""
+    if not 0.0 <= charge < inf:
+        raise ValueError(f"work is a number from 0 on, not {charge}")
 
 
 class Lease:
@@ -309,19 +344,19 @@ class Lease:
         """Return whether a request of the default class may work now. No object is made: it is never settled."""
         first = self.first
         if first is None or self._lock is not None:
-            return bool(self.try_acquire(work))
+            return bool(self.try_acquire(work, None, _now))
         now_ns = _now()
         if now_ns >= self.deadline_ns:
-            self.refused += 1.0
-            return False
+            return bool(self._decide(work, None, now_ns))
         charge = self.charge if work is None else work
         amount = charge * first.weight
         balance = first.balance + (now_ns - first.updated_ns) * first.per_ns
         if balance > first.capacity:
             balance = first.capacity
         first.updated_ns = now_ns
-        if balance < amount or balance < first.minimums[1]:
+        if not balance >= amount >= 0.0 or balance < first.minimums[1]:
             first.balance = balance
+            _check(charge)
             first.refused += amount
             first.refusals += 1.0
             self.refused += 1.0
@@ -351,7 +386,7 @@ class Lease:
             if balance > first.capacity:
                 balance = first.capacity
             first.updated_ns = now_ns
-            if balance >= amount and balance >= first.minimums[number]:
+            if balance >= amount >= 0.0 and balance >= first.minimums[number]:
                 first.balance = balance - amount
                 first.admitted += amount
                 self.requests += 1.0
@@ -362,6 +397,7 @@ class Lease:
 
     def _decide_all(self, charge: float, number: int, now_ns: int) -> Grant | Refusal:
         """Every slice, or none."""
+        _check(charge)
         amounts = tuple(one.weight if one.counts_requests else charge * one.weight for one in self.slices)
         binding = None
         for one, amount in zip(self.slices, amounts, strict=True):
@@ -384,20 +420,8 @@ class Lease:
         self.requests += 1.0
         self.charged += charge
         if throttle is not None:
-            return PlacedGrant(self, charge, amounts, now_ns, number)
+            return PlacedGrant(self, charge, amounts, now_ns, number, throttle)
         return Grant(self, charge, amounts, now_ns)
-
-    def free(self, grant: PlacedGrant, took_ms: float | None) -> None:
-        """Free a place in flight; None: it was forgotten, and nobody knows how long it took."""
-        throttle = self.throttle
-        if throttle is None:
-            return
-        throttle.open = max(0.0, throttle.open - 1.0)
-        if took_ms is not None:
-            self.answered += 1.0
-            self.seconds += took_ms / 1000
-            if took_ms > throttle.late_after_ms[grant.number]:
-                self.late += 1.0
 
     def _is_live(self, now_ns: int) -> bool:
         """A lease of quotas alone goes on until its portions are used up."""
@@ -418,15 +442,22 @@ class Lease:
         wait_ms = (need - binding.balance) / binding.per_ns / 1e6 if binding.per_ns > 0 else None
         return Refusal(binding.policy, "request_rate" if binding.counts_requests else "work", wait_ms)
 
-    def settle(self, grant: Grant, work: float) -> None:
-        """Correct every slice by what was really done: debt if it was more."""
+    def settle(self, grant: Grant, work: float, took_ms: float | None = None) -> None:
+        """Correct every slice by what was really done: debt if it was more. `took_ms` frees a place in flight."""
+        _check(work)
         if self._lock is not None:
             with self._lock:
-                self._settle(grant, work)
+                self._settle(grant, work, took_ms)
         else:
-            self._settle(grant, work)
+            self._settle(grant, work, took_ms)
 
-    def _settle(self, grant: Grant, work: float) -> None:
+    def _settle(self, grant: Grant, work: float, took_ms: float | None) -> None:
+        if took_ms is not None and isinstance(grant, PlacedGrant):
+            grant.throttle.free()
+            self.answered += 1.0
+            self.seconds += took_ms / 1000
+            if took_ms > grant.throttle.late_after_ms[grant.number]:
+                self.late += 1.0
         self.settles += 1.0
         self.settled += work
         self.squared += work * work
@@ -434,6 +465,7 @@ class Lease:
 
     def progress(self, grant: Grant, work: float) -> None:
         """Debit the work so far of a grant that is still open, as far as it is beyond what was debited."""
+        _check(work)
         with self._holds:
             if work > grant.charged:
                 self._debit(work - grant.charged)
@@ -451,9 +483,12 @@ class Lease:
     # Asking.
 
     def ask(self, now_ns: int | None = None) -> tuple[str, dict[str, Any]]:
-        """The path and the body of the next request. The same one is sent again until it is answered."""
+        """The path and the body of the next request. Send the same one again until it is answered.
+
+        Without an answer to the first there is no lease to renew: it is asked for again, after a second as another.
+        """
         body = self.request(now_ns)
-        if self.number > 1:
+        if self.token is not None:
             return "/v1/leases/renew", {"lease": self.token, **body}
         first = {"descriptor": self.descriptor, "namespace": self.namespace, "holder": self.holder}
         rates: dict[str, Any] = {name: body[name] for name in ("work_rate", "request_rate") if name in body}
@@ -474,12 +509,16 @@ class Lease:
                 one.begin_again()
             self.holder, self.token, self.first = secrets.token_hex(16), None, None
             self.number = self.taken = 0
+            self._reported = (0.0,) * len(_SUMS)
             self.deadline_ns, self._is_answered = now_ns, True
 
     def request(self, now_ns: int | None = None) -> dict[str, Any]:
         """The next request: what was done, what is held, what is wanted."""
+        now_ns = monotonic_ns() if now_ns is None else now_ns
+        if self.token is None and self.number > 0 and now_ns - self._sent_ns >= FIRST_KEPT_NS:
+            self.begin_again(now_ns)
         with self._holds:
-            return self._request(monotonic_ns() if now_ns is None else now_ns)
+            return self._request(now_ns)
 
     def _request(self, now_ns: int) -> dict[str, Any]:
         elapsed_s = (now_ns - self._counted_ns) / 1e9
@@ -491,9 +530,11 @@ class Lease:
         for one in self.slices:
             one.refill(now_ns)
             one.lower()
-        self.number += 1
-        self._sent_ns, self._is_answered = now_ns, False
-        self._reported = tuple(getattr(self, name) for name in _SUMS)
+        if self.token is not None:
+            self._reported = tuple(getattr(self, name) for name in _SUMS)
+        if self.token is not None or self.number == 0:  # the first request is the same one until it is answered
+            self.number += 1
+            self._sent_ns, self._is_answered = now_ns, False
         return {"number": self.number, "taken": self.taken, "used": self.used(), **self._rates(),
                 "slices": [one.said() for one in self.slices]}  # fmt: skip
 
@@ -523,10 +564,10 @@ class Lease:
     def take(self, answer: Mapping[str, Any], now_ns: int | None = None) -> bool:
         """Take over an answer, if it is that to the latest request and came in time; whether it was."""
         now_ns = monotonic_ns() if now_ns is None else now_ns
-        until_ns = self._sent_ns + int(answer["expires_in_ms"] * 1e6)
-        if answer["number"] != self.number or self._is_answered or now_ns >= until_ns:
-            return False
         with self._holds:
+            until_ns = self._sent_ns + int(answer["expires_in_ms"] * 1e6)
+            if answer["number"] != self.number or self._is_answered or now_ns >= until_ns:
+                return False
             self._take(answer, now_ns, until_ns)
         return True
 
@@ -534,7 +575,7 @@ class Lease:
         held = {(one.policy, one.mechanism): one for one in self.slices}
         slices = []
         for row in answer["slices"]:
-            one = held.get((row["policy"], row["mechanism"])) or Slice(row["policy"], now_ns)
+            one = held.get((row["policy"], row["mechanism"])) or _begun(row, now_ns)
             one.take(row, now_ns, self._sent_ns, until_ns)
             slices.append(one)
         self.slices = slices

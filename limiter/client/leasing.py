@@ -170,9 +170,11 @@ class Asked:
 class Leasing:
     """All leases of one client: those that the program asked for, and those that pay by themselves."""
 
-    def __init__(self, pool: NodePool, *, is_threaded: bool) -> None:
+    def __init__(self, pool: NodePool, *, is_threaded: bool, weight: float = 1.0) -> None:
         self._pool = pool
         self._is_threaded = is_threaded
+        self._weight = weight
+        """That of leases which are taken because they pay: for a proxy, which stands for many clients."""
         self._held: dict[Key, HeldLease] = {}
         """Leases of `auto`, by what they are for."""
         self._asked: OrderedDict[Key, Asked] = OrderedDict()
@@ -233,7 +235,7 @@ class Leasing:
             asked.often_s = now_s
         if key not in self._held and per_s >= ASKED_OFTEN_PER_S and now_s >= asked.not_before_s:
             asked.not_before_s = now_s + NOT_LENT_S
-            held = self._held[key] = self._new(key[0], dict(key[1]))
+            held = self._held[key] = self._new(key[0], dict(key[1]), self._weight)
             self._spawn(held.begin(), self._beginning)
             if self._watching is None:
                 self._watching = asyncio.get_running_loop().create_task(self._watch())

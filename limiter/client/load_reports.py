@@ -232,7 +232,7 @@ class Readings:
         self._own_wait_s = 0.0
 
     def read(self, late_s: float, *, with_threads: bool = True) -> Sample:
-        """Return a sample. `late_s`: how late the last pause ended. Threads cost a file each, so few samples have them."""
+        """Return a sample. `late_s`: how late the last pause ended. Threads cost a file each; few samples have them."""
         common = Sample(cpu_s=self.processors.cpu_s(), loop_delay_s=late_s)
         if self._threads is None:
             ready = tasks_ready(asyncio.get_running_loop())
@@ -321,10 +321,11 @@ class LoadReporter:
         self.meter = LoadMeter(processors=self._readings.processors.number, smoothing_s=self._smoothing_s)
         source = self._source or f"{socket.gethostname()}-{os.getpid()}"
         report_s = time.monotonic() + self._draw() * self._interval_s
-        late_s = 0.0
+        late_s, is_first = 0.0, True
         while True:
             now_s, cpu_s = time.monotonic(), time.thread_time()
-            is_due = now_s >= report_s
+            # Sums say nothing before their second reading.
+            is_due, is_first = now_s >= report_s and not is_first, False
             try:
                 sample = self._readings.read(late_s, with_threads=is_due)
                 self.meter.sample(now_s, sample._replace(queue_age_s=self._queue_age()))

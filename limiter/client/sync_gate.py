@@ -29,6 +29,7 @@ from limiter.client.throttled import Throttled
 log = logging.getLogger("headgate")
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_PATIENCE_S = 2.0
 
@@ -188,6 +189,12 @@ class SyncHeadgate:
     def lease(self, descriptor: Mapping[str, str], *, namespace: str | None = None, weight: float = 1.0) -> SyncLeased:
         """Hold a lease on a descriptor, which threads may share."""
         return SyncLeased(self, self.inner.lease(descriptor, namespace=namespace, weight=weight).arguments)
+
+    def limited(self, descriptor: Any, work: Any = None, **options: Any) -> Callable[[F], F]:
+        """Return a decorator for functions and generators; arguments as those of `headgate.limited`."""
+        from limiter.client.middleware.decorator import limited
+
+        return limited(self, descriptor, work, **options)
 
     def settle(self, reservation: str, work: float, **options: Any) -> dict[str, Any]:
         """Settle a reservation that came from elsewhere; options as those of `Headgate.settle`."""

@@ -20,7 +20,7 @@ from limiter.controller.slot_cycle import SlotCycle
 from limiter.model.bucket.bucket import Record
 from limiter.model.control import shares
 from limiter.model.control.shares import Held, Write
-from limiter.store.layout import LeaseLost
+from limiter.store.call_layout import LeaseLost
 from limiter.store.steering import Steer, SteerStatus
 from limiter.store.store_errors import StoreError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from limiter.model.bucket.bucket import Record
@@ -21,7 +20,7 @@ class Guard:
 
     def __init__(self, kept: KeptState | None) -> None:
         self.state = OverloadState() if kept is None else overload_state.unpack_state(kept.overload)
-        self.notes: deque[Note] = deque(() if kept is None else kept.notes, REASONS_MAX)
+        self.notes: tuple[Note, ...] = () if kept is None else tuple(kept.notes)
 
     @property
     def due_us(self) -> float:
@@ -40,5 +39,6 @@ class Guard:
             self.state, record, reports, params, now_us=now_us, since_us=since_us
         )
         if reasons:
-            self.notes.extend(overload_control.note(reason, now_us) for reason in reasons)
+            told = (overload_control.note(reason, now_us) for reason in reasons)
+            self.notes = (*self.notes, *told)[-REASONS_MAX:]
         return order

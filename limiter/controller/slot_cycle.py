@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Collection
+from itertools import islice
 from typing import NamedTuple
 from zlib import crc32
 
@@ -42,6 +42,9 @@ SAMPLE_MAX = 2048
 SAMPLES_MAX = 8
 """Samples in one cycle. The remaining names wait for the next cycle."""
 
+LOOKED_MAX = 10_000
+"""Buckets in one cycle. The others wait in the order in which they came: many active buckets have fair turns."""
+
 FIRST_CYCLES = 10.0
 """Cycles after which a smoothed demand is trusted; before that it counts as unknown."""
 
@@ -64,7 +67,7 @@ class Bucket:
     def __init__(self, name: str, terms: Terms, kept: kept_state.KeptState | None) -> None:
         self.terms = terms
         self.state = State() if kept is None else kept.state
-        self.reasons: deque[Reason] = deque(() if kept is None else kept.reasons, REASONS_MAX)
+        self.reasons: tuple[Reason, ...] = () if kept is None else tuple(kept.reasons)
         self.seen_us = 0.0
         self.turn = crc32(name.encode()) % TURNS
         self.demand = Demand()
@@ -139,7 +142,8 @@ class SlotCycle:
         self._steering = steering
         self._plan = plan
         self._cycle_s = cycle_s
-        self._unread: dict[str, None] = {}
+        self._unread: dict[str, bool] = {}
+        """Buckets that wait for their turn, in order; True if used, False if only their overload control is due."""
         self._known_us = 0.0
         self.read_us = 0.0
         """Time, by the store's clock, of the last sample whose records were read; 0 before the first."""
@@ -174,17 +178,17 @@ class SlotCycle:
         """Run one cycle; return the number of buckets read. `LeaseLost` and the store's errors pass through."""
         async with self.lock:
             now_us, is_drained = await self._sample()
-            touched = dict(self._unread)
-            names = list(touched | dict.fromkeys(self._overdue(now_us)))
+            names = self._turns(now_us)
+            touched = {name for name in names if self._unread[name]}
             await self._recall([name for name in names if name not in self.buckets])
             raws = await self._steering.raw_records(self.slot, names) if names else {}
             reports = await self._reports(names)
-            self._unread.clear()
+            self._take(names)
             self.read_us = now_us
             due = self._due(is_idle=not names)
             rows = self._decide(names, raws, touched, reports, now_us, due)
             rows += [self._kept(name, now_us) for name in due if name not in raws and name in self.buckets]
-            if is_drained:
+            if is_drained and not self._unread:
                 self._known_us = now_us
             await self._write(rows, due)
             await self._tell(now_us)
@@ -228,7 +232,7 @@ class SlotCycle:
             buckets, find = self.buckets, self._plan.find
             # A bucket in memory has terms, so the plan is not searched again.
             steered = [name for name in sampled.names if name in buckets or find(name) is not None]
-            self._unread |= dict.fromkeys(steered)
+            self._unread |= dict.fromkeys(steered, True)
             # A name listed twice is returned once: slightly fewer names do not mean that none are left.
             if len(sampled.names) < SAMPLE_MAX // 2:
                 return sampled.now_us, True
@@ -251,6 +255,20 @@ class SlotCycle:
     def _overdue(self, now_us: float) -> list[str]:
         """Return buckets whose overload control is due, used or not."""
         return [name for name, due_us in self._watched.items() if due_us <= now_us]
+
+    def _turns(self, now_us: float) -> list[str]:
+        """Return the buckets whose turn it is: of those that were used or are due, the first that came."""
+        for name in self._overdue(now_us):
+            self._unread.setdefault(name, False)
+        return list(islice(self._unread, LOOKED_MAX))
+
+    def _take(self, names: list[str]) -> None:
+        """Remove buckets that were read from those that wait."""
+        if len(names) == len(self._unread):
+            self._unread.clear()
+            return
+        for name in names:
+            del self._unread[name]
 
     async def _reports(self, names: list[str]) -> dict[str, tuple[Report, ...]]:
         """Return the load reports of services (G5) for the buckets that use them."""
@@ -322,7 +340,7 @@ class SlotCycle:
         if terms.partitions > 1:
             self._follow_demand(bucket, record, now_us)
         if moved.reason is not None:
-            bucket.reasons.append(moved.reason)
+            bucket.reasons = (*bucket.reasons, moved.reason)[-REASONS_MAX:]
         return moved
 
     def _hear(self, bucket: Bucket, record: Seen, moved: Moved) -> None:

@@ -28,9 +28,9 @@ from limiter.controller.slot_cycle import SlotCycle
 from limiter.model.tally import CYCLE_SECONDS, Histogram
 from limiter.runtime.pauses import with_pauses
 from limiter.store import keys
+from limiter.store.call_layout import LeaseLost
 from limiter.store.clock import StoreClock
 from limiter.store.keys import Slot
-from limiter.store.layout import LeaseLost
 from limiter.store.link.connect import Link
 from limiter.store.policies.policy_store import PolicyStore, StoredPolicies
 from limiter.store.registry import NodeRegistry

@@ -1,9 +1,7 @@
 """Acquire: descriptor → limits → buckets → decision, within a deadline, whatever the store does.
 
-If the store cannot answer, each policy says what applies (B3): `closed` refuses to decide, `open` grants, and `local`
-asks a bucket in this node that holds its share of the limit. A grant without the store is not charged there; its settle
-debits all of its work once the store is back. A quota continues from the balance that this node knows (`known`,
-`limiter.engine.remainders`); what it grants is debited once the store is back.
+Decisions without the store are in `limiter.engine.fallback`, answers under a repeated idempotency key in
+`limiter.engine.replays`, and what a grant is charged and signed with in `limiter.engine.granting`.
 """
 
 from __future__ import annotations
@@ -19,12 +17,14 @@ from typing import Any
 
 import msgspec
 
+from limiter.engine.fallback.fallback import Fallback
+from limiter.engine.fallback.remainders import Remainders
+from limiter.engine.granting import Granter
 from limiter.engine.lender import Lender
-from limiter.engine.local import LocalBuckets
-from limiter.engine.operation import ASKS_MORE, IN_REQUESTS, NO_LATENCY, Desk, Memo, Operation, Values
+from limiter.engine.operation import ASKS_MORE, IN_REQUESTS, Desk, Operation, Values
 from limiter.engine.planner import Planner
-from limiter.engine.remainders import Remainders
 from limiter.engine.repeating import Repeater
+from limiter.engine.replays import replay
 from limiter.engine.request_errors import (
     IdempotencyConflict,
     NotDecided,
@@ -33,30 +33,25 @@ from limiter.engine.request_errors import (
     Uncovered,
 )
 from limiter.engine.settler import Settler
-from limiter.engine.shape import NOTHING, Shape, at_rate
+from limiter.engine.shape import Shape, at_rate
 from limiter.engine.store_health import StoreHealth
-from limiter.engine.throttles import Throttles
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, Settled, SettleRequest
-from limiter.model.bucket.decision import REASON_OF, PlainRefusal, limit_states, plain_refusal, pressure, refusal
+from limiter.model.bucket.decision import REASON_OF, PlainRefusal, plain_refusal
 from limiter.model.bucket.expiry import Expiries
-from limiter.model.bucket.operations import LATE_US, AcquireAnswer, AcquireStatus, BucketAnswer, Lot, Verdict, Want
-from limiter.model.bucket.reservation import ID_SIZE, UNCOUNTED, VERSION, Keyring, Signer, Taken, pack, pack_late
+from limiter.model.bucket.operations import LATE_US, AcquireAnswer, AcquireStatus, Verdict
+from limiter.model.bucket.reservation import Keyring, Signer
 from limiter.model.overload.retries import RetryMeters
-from limiter.model.overload.shedding import State
-from limiter.model.policy.choices import OnStoreFailure
 from limiter.model.policy.criticality import NO_CLASSES, Criticality, class_of
-from limiter.model.policy.limit import Limit
 from limiter.model.policy.policy_set import PolicySet
 from limiter.model.policy.uncovered import TEXT_KEPT_MAX, UncoveredTally
 from limiter.model.tally import DecisionTally, SettleTally
 from limiter.runtime.pauses import with_pauses
-from limiter.runtime.told import Told
+from limiter.runtime.told import WAITING_ROOM, Told
 from limiter.store.buckets import BUCKETS_PER_OPERATION_MAX, Buckets
+from limiter.store.call_layout import REPLY_SIZE, unpack_acquire
 from limiter.store.clock import StoreClock
 from limiter.store.flush import Asking
-from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
-from limiter.store.layout import REPLY_SIZE, unpack_acquire
 from limiter.store.leases.lease_store import LeaseStore
 from limiter.store.store_errors import StoreShunned, StoreUnavailable
 
@@ -69,22 +64,10 @@ _REFUSED_CODE = int(AcquireStatus.REFUSED)
 _VALUES = Struct("<Bdddd")
 
 BUCKETS_MAX = 1 << 62
-"""Asked in one turn of the loop: as many as there are requests for."""
+"""No bound for single requests: only batches are bounded in the buckets that they ask."""
 
 Arrived = tuple[AcquireRequest, Any, str | None, Criticality | None]
 """A request, its place at the desk, its idempotency key, and the highest class it may have; None: any."""
-
-
-class _WaitingRoom:
-    """The desk of callers that wait in a coroutine."""
-
-    def answer(self, operations: Sequence[Operation]) -> None:
-        """Wake each caller."""
-        for operation in operations:
-            operation.place(operation)
-
-
-WAITING_ROOM = _WaitingRoom()
 
 
 class Decider:
@@ -105,17 +88,12 @@ class Decider:
         self._buckets = buckets
         self._keyring = Keyring(signer)
         self._deadline_s = deadline_s
-        self._late_us = late_us
-        self._late = pack_late(late_us)
         self.default_criticality = default_criticality
         self._refuse_uncovered = refuse_uncovered
         self._planner = Planner(PolicySet())
         self._changes = 0
         self.remainders = Remainders(buckets.clock, nodes)
         self._store_health = StoreHealth(on_recovery=self.remainders.hold)
-        self._local = LocalBuckets(nodes, self.remainders)
-        self._throttles = Throttles()
-        self._ids = RandomIds(ID_SIZE)
         self.decisions = DecisionTally()
         self.settles = SettleTally()
         self.uncovered = UncoveredTally()
@@ -123,6 +101,8 @@ class Decider:
         buckets.acquires.tell = self.tell
         self.repeater = Repeater(buckets.acquires, keep_s=repeat_s, deadline_s=deadline_s)
         self.retries: RetryMeters[Slot] = RetryMeters()
+        self._granter = Granter(self._keyring, self.expiries, self.retries, late_us=late_us)
+        self._fallback = Fallback(self._granter, self.remainders, nodes)
         self.settler = Settler(
             buckets,
             self._keyring,
@@ -194,7 +174,7 @@ class Decider:
         return await self.settler.settle(request, namespace=namespace)
 
     def begin(self, arrived: Iterable[Arrived], desk: Desk, room: int = BUCKETS_MAX) -> int:
-        """Ask the store for all requests of one turn; each is handed to the desk once it is decided, or will not be.
+        """Ask the store for all requests of one turn; each is handed to the desk with its decision or its error.
 
         `room` is how many buckets they may ask together. What is left of it is returned; below zero, some were refused.
         """
@@ -221,7 +201,7 @@ class Decider:
                         default=default, highest=highest,
                     )  # fmt: skip
                 if idempotency_key is not None:
-                    operation.idempotency_key, operation.id = idempotency_key, self._ids.next()
+                    operation.idempotency_key, operation.id = idempotency_key, self._granter.ids.next()
                 if not (is_calm and shape.is_plain) and self._needs_no_store(operation, now_s):
                     continue
                 operation.buckets = shape.buckets(request.descriptor)
@@ -300,7 +280,9 @@ class Decider:
     def _let_pass_or_refuse(self, operation: Operation, *, is_covered: bool) -> None:
         """Decide a request without any limit: grant it, or refuse it as uncovered."""
         try:
-            decision = self._let_pass(operation) if is_covered else self._uncovered_decision(operation)
+            decision = (
+                self._granter.let_pass(operation, self._now_us()) if is_covered else self._uncovered_decision(operation)
+            )
         except Uncovered as error:
             operation.finish(error)
         else:
@@ -308,9 +290,9 @@ class Decider:
             operation.finish(decision)
 
     def _goes_on(self, shape: Shape, now_s: float) -> bool:
-        """True if a quota of the request must not be asked of the store, because its balance there is not up to date.
+        """True if the request has a quota whose balance in the store is not up to date, so that this node decides.
 
-        A single call without an answer is not enough for that: the store is still asked, and grants are posted at once.
+        After a single call without an answer the store is still asked, and grants are posted at once.
         """
         if not (self._store_health.breaker.is_open or self.remainders.is_held(now_s)):
             return False
@@ -351,11 +333,12 @@ class Decider:
                         if operation.is_over:  # otherwise it asks again
                             told.append(operation)
         finally:  # also for a reply that cannot be read to its end
-            self._grant_plainly(granted, now_us)
+            self.decisions.work_admitted += self._granter.grant_plainly(granted, now_us)
+            self.decisions.granted += len(granted)
             _hand_over(told)
 
     def _refuse_plainly(self, operation: Operation, values: Values, now_us: int) -> None:
-        """Refuse by the only limit, a rate; the renderer puts it into words."""
+        """Refuse by the only limit, a rate; the renderer writes the sentence."""
         operation.is_over = True
         operation.now_us = now_us
         code, balance, charge, rate, capacity = values
@@ -368,55 +351,6 @@ class Decider:
         self.decisions.refused[REASON_OF[refused.how_it_counts]] += 1
         if self.repeater.refusals.keep_s:
             self.repeater.hear_plain(operation, refused, asyncio.get_running_loop().time())
-
-    def _grant_plainly(self, granted: Sequence[Operation], now_us: int) -> None:
-        """Sign nearly all grants, without making a value of each bucket's answer."""
-        next_id, seal, late, work = self._ids.next, self._keyring.seal, self._late, 0.0
-        for operation in granted:
-            operation.is_over = True
-            operation.now_us = now_us
-            request, shape = operation.request, operation.shape
-            deadline_us, expected_ms = now_us + request.ttl_ms * 1000, request.expected_latency_ms
-            if expected_ms is None:
-                expected_ms = NO_LATENCY
-            code, _, charge, _, _ = operation.values[0]
-            how, _, wanted = operation.asks[0]
-            # Nearly all: one bucket of work that could pay the whole charge.
-            if code == _DEBITED_CODE and (charge >= wanted or how) and len(operation.buckets) == 1:
-                bucket, namespace = operation.buckets[0].encode(), shape.namespace
-                size = len(bucket)
-                packer = shape.packers.get(size) or shape.packer(size)
-                packed = packer(
-                    VERSION, next_id(), now_us, deadline_us, expected_ms, 0, operation.slot[1], 1,
-                    len(namespace), namespace, charge, 1.0, 0, size, bucket,
-                )  # fmt: skip
-            else:
-                taken, charge = _taken_plainly(operation)
-                packed = pack(
-                    next_id(), shape.namespace, operation.slot[1], now_us, deadline_us, expected_ms, 0, LATE_US, taken
-                )
-            operation.charged = charge
-            operation.token = seal(packed + late)
-            work += charge
-        self.decisions.granted += len(granted)
-        self.decisions.work_admitted += work
-        self._expect_settles_of(granted, now_us)
-
-    def _expect_settles_of(self, granted: Sequence[Operation], now_us: int) -> None:
-        """Count reservations, in runs of the same kind."""
-        shape, ttl_ms, count = NOTHING, 0, 0
-        for operation in granted:
-            if operation.shape is not shape or operation.request.ttl_ms != ttl_ms:
-                self._expect_settles(shape, ttl_ms, count, now_us)
-                shape, ttl_ms, count = operation.shape, operation.request.ttl_ms, 0
-            count += 1
-        self._expect_settles(shape, ttl_ms, count, now_us)
-
-    def _expect_settles(self, limits: Sequence[Limit], ttl_ms: int, count: int, now_us: int) -> None:
-        """Count reservations, so that those never settled can be found (W14)."""
-        life_us = ttl_ms * 1000 + self._late_us
-        for limit in limits:
-            self.expiries.granted(limit.key, now_us + life_us, life_us, count)
 
     def conclude(self, operation: Operation, answer: AcquireAnswer | Exception) -> None:
         """Decide by the store's answer or failure. The operation is over then, unless it has to be asked once more."""
@@ -447,7 +381,7 @@ class Decider:
             # A shadow refuses nothing, not even by a damaged record (P11, F-S11).
             operation.limits = [limit for limit in operation.limits if not limit.shadow]
             if not operation.limits:
-                return self._let_pass(operation)
+                return self._granter.let_pass(operation, self._now_us())
             self._ask_again(operation, answer.now_us)
             return None
         return self._decide(operation, answer)
@@ -462,7 +396,7 @@ class Decider:
         if not isinstance(error, StoreUnavailable):
             raise error
         self.decisions.unanswered[self._store_health.unanswered(error)] += 1
-        return self._without_store(operation)
+        return self._fallback.decide(operation, self._now_us())
 
     def _decide(self, operation: Operation, answer: AcquireAnswer) -> Decision:
         if answer.status is AcquireStatus.CONFLICT:
@@ -470,109 +404,14 @@ class Decider:
         if answer.status not in (_GRANTED, AcquireStatus.REFUSED):
             raise NotDecided("record_damaged", _DAMAGED if operation.idempotency is None else _DAMAGED_EITHER)
         if answer.memo:
-            return self._replay(operation, answer)
+            return replay(self._granter, operation, answer)
         wants = operation.wants(answer.now_us)
-        self._hear(operation, wants, answer)
+        self._fallback.hear(operation, wants, answer)
         if answer.granted:
-            return self._grant(operation, wants, answer.buckets, answer.now_us, is_new=True)
-        refused = self._refuse(operation, wants, answer.buckets, answer.now_us)
+            return self._granter.grant(operation, wants, answer.buckets, answer.now_us, is_new=True)
+        refused = self._granter.refuse(operation, wants, answer.buckets, answer.now_us)
         self.repeater.hear(operation, answer.buckets, answer.now_us, refused, asyncio.get_running_loop().time())
         return refused
-
-    def _hear(self, operation: Operation, wants: Sequence[Want], answer: AcquireAnswer) -> None:
-        """Remember what is left of quotas, and how much is refused, to go on without the store (F-S14, Q11)."""
-        lot, now_s = operation.lot, 0.0 if operation.lot is None else time.monotonic()
-        for limit, wanted, told in zip(operation.limits, wants, answer.buckets, strict=True):
-            if lot is not None and told.pressure is not None and limit.sheds:
-                self._throttles.hear(operation.slot, wanted.bucket, lot, told.pressure, now_s)
-            if limit.is_known:
-                own = told.charge if told.verdict is _DEBITED else 0.0
-                self.remainders.hear(operation.slot, wanted.bucket, wanted.params, told.balance, answer.now_us, own)
-
-    def _grant(
-        self,
-        operation: Operation,
-        wants: Sequence[Want],
-        answers: Sequence[BucketAnswer],
-        now_us: int,
-        *,
-        degraded: bool = False,
-        is_new: bool = False,
-    ) -> Granted:
-        request = operation.request
-        taken = _taken(operation, wants, answers, degraded=degraded)
-        if is_new and not request.dry_run:
-            debited = [limit for limit, told in zip(operation.limits, answers, strict=True) if told.verdict is _DEBITED]
-            self._expect_settles(debited, request.ttl_ms, 1, now_us)
-        return Granted(
-            "" if request.dry_run else self._sign(operation, taken, now_us, degraded=degraded),
-            _charged(operation, wants, answers),
-            request.ttl_ms,
-            limit_states(operation.limits, wants, answers, operation.requests, now_us, operation.lot),
-            degraded=degraded,
-            **_NO_PRESSURE if operation.lot is None else _pressure(operation.limits, answers),
-        )
-
-    def _sign(self, operation: Operation, taken: Sequence[Taken], now_us: int, *, degraded: bool = False) -> str:
-        request, (namespace, partition) = operation.request, operation.slot
-        id_ = self._ids.next() if operation.idempotency_key is None else operation.id
-        class_number = 0 if operation.lot is None else operation.lot.class_number
-        if degraded:
-            class_number += UNCOUNTED
-        packed = pack(
-            id_, namespace.encode("utf-8", "surrogatepass"), partition, now_us, now_us + request.ttl_ms * 1000,
-            operation.expected_ms, class_number, self._late_us, taken,
-        )  # fmt: skip
-        return self._keyring.seal(packed).decode()
-
-    def _replay(self, operation: Operation, answer: AcquireAnswer) -> Decision:
-        """Return the first answer under an idempotency key, whatever has changed since."""
-        try:
-            memo = msgspec.msgpack.decode(answer.memo, type=Memo)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise NotDecided("record_damaged", _DAMAGED_MEMO) from None
-        if len(memo.rows) != len(answer.buckets) or len(memo.id) != ID_SIZE:
-            raise NotDecided("record_damaged", _DAMAGED_MEMO)
-        operation.id, operation.lot = memo.id, None
-        if memo.draw is not None:
-            operation.draw(memo.draw)
-        if [bucket for bucket, *_ in memo.rows] != list(operation.buckets):
-            # The policies have changed: the charge still stands, but the limits cannot be shown.
-            return self._replay_without_limits(operation, memo, answer)
-        wants = operation.wants(answer.now_us)
-        if answer.granted:
-            granted = self._grant(operation, wants, answer.buckets, answer.now_us)
-            return msgspec.structs.replace(granted, replayed=True)
-        refused = self._refuse(operation, wants, answer.buckets, answer.now_us)
-        return msgspec.structs.replace(refused, replayed=True)
-
-    def _replay_without_limits(self, operation: Operation, memo: Memo, answer: AcquireAnswer) -> Decision:
-        if not answer.granted:
-            return Refused(
-                policy="", reason="work", retry="after", retry_after_ms=1, limits=(), replayed=True,
-                detail="refused before under this Idempotency-Key, by policies that have changed since",
-            )  # fmt: skip
-        rows = zip(memo.rows, answer.buckets, strict=True)
-        taken: list[Taken] = [
-            (
-                bucket,
-                told.charge,
-                weight,
-                told.in_requests or number in memo.counting,
-                expected_ms,
-                0.0,
-                memo.learn_ids[number] if number < len(memo.learn_ids) else 0,
-            )
-            for number, ((bucket, weight, expected_ms), told) in enumerate(rows)
-            if told.verdict is _DEBITED
-        ]
-        return Granted(
-            reservation=self._sign(operation, taken, answer.now_us),
-            charged=max((charge for _, charge, _, in_requests, *_ in taken if not in_requests), default=0.0),
-            expires_in_ms=memo.ttl_ms,
-            limits=(),
-            replayed=True,
-        )
 
     def _uncovered_decision(self, operation: Operation) -> Granted:
         """Grant or refuse a request that no policy covers (P7)."""
@@ -582,64 +421,7 @@ class Decider:
         self.uncovered.count(request.namespace, request.descriptor, self._now_us(), declared=declared)
         if self._refuse_uncovered:
             raise Uncovered(_refused_uncovered(request.namespace, declared=declared))
-        return self._let_pass(operation, covered=False)
-
-    def _let_pass(self, operation: Operation, *, covered: bool = True) -> Granted:
-        """Grant without charging anything."""
-        return Granted(
-            reservation="" if operation.request.dry_run else self._sign(operation, (), self._now_us()),
-            charged=0.0,
-            expires_in_ms=operation.request.ttl_ms,
-            limits=(),
-            covered=covered,
-        )
-
-    def _without_store(self, operation: Operation) -> Decision:
-        """Decide by `on_store_failure` of the policies."""
-        now_us, slot = self._now_us(), operation.slot
-        wants = operation.wants(now_us)
-        for limit, wanted in zip(operation.limits, wants, strict=True):
-            if limit.on_store_failure is OnStoreFailure.CLOSED and not limit.shadow:
-                detail = f"the store cannot be asked, and {limit.name} admits nothing without it"
-                raise NotDecided("store_unavailable", detail, policy=limit.name)
-            if limit.is_known and not self.remainders.begin(slot, wanted, now_us) and not limit.shadow:
-                detail = f"the store cannot be asked, and this node does not know what is left of {limit.name}"
-                raise NotDecided("store_unavailable", detail, policy=limit.name)
-        dry_run = operation.request.dry_run
-        answers = self._local.acquire(slot, operation.limits, wants, now_us=now_us, dry_run=dry_run)
-        if operation.lot is not None:
-            answers = self._throttled(operation, operation.lot, wants, answers)
-        if any(
-            answer.verdict >= Verdict.BLOCKED and not limit.shadow
-            for answer, limit in zip(answers, operation.limits, strict=True)
-        ):
-            return self._refuse(operation, wants, answers, now_us, degraded=True)
-        return self._grant(operation, wants, answers, now_us, degraded=True, is_new=True)
-
-    def _refuse(
-        self,
-        operation: Operation,
-        wants: Sequence[Want],
-        answers: Sequence[BucketAnswer],
-        now_us: int,
-        *,
-        degraded: bool = False,
-    ) -> Refused:
-        retried = self.retries.among(operation.slot, (want.bucket for want in wants))
-        return refusal(
-            operation.limits, wants, answers, requests=operation.requests, now_us=now_us, degraded=degraded,
-            lot=operation.lot, retried=retried,
-        )  # fmt: skip
-
-    def _throttled(
-        self, operation: Operation, lot: Lot, wants: Sequence[Want], answers: Sequence[BucketAnswer]
-    ) -> list[BucketAnswer]:
-        """Hold the answers of this node's buckets against the throttles last heard from the store (Q11)."""
-        now_s, hold = time.monotonic(), self._throttles.answer
-        return [
-            hold(operation.slot, wanted.bucket, lot, answer, now_s) if limit.sheds else answer
-            for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True)
-        ]
+        return self._granter.let_pass(operation, self._now_us(), covered=False)
 
     async def post(self) -> None:
         """Debit in the store what quotas granted without it (F-S14)."""
@@ -651,20 +433,11 @@ class Decider:
         return self._buckets.clock.guess_us()
 
 
-_NO_PRESSURE: dict[str, Any] = {}
 _TOO_MUCH = "the operations before this one ask as many buckets as a batch may; send this one in another batch"
 _DAMAGED = "the record of a bucket cannot be read; nothing was charged"
 _DAMAGED_EITHER = (
     "the record of a bucket, or what was kept under this Idempotency-Key, cannot be read; nothing was charged"
 )
-_DAMAGED_MEMO = "what was kept under this Idempotency-Key cannot be read; nothing was charged, use another key"
-
-
-def _pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> dict[str, Any]:
-    """Answer fields of overload control: state, quality and the refused share."""
-    state, quality, refused_share = (told := pressure(limits, answers)).state, told.quality, told.refused_share
-    is_overloaded = state is State.OVERLOADED
-    return {"overloaded": is_overloaded, "quality": quality, "state": state.word, "refused_share": refused_share}
 
 
 def _session_draw(operation: Operation) -> float | None:
@@ -704,57 +477,3 @@ def _hand_over(told: Sequence[Operation]) -> None:
         its.append(operation)
     if desk is not None:
         desk.answer(its)
-
-
-def _taken_plainly(operation: Operation) -> tuple[list[Taken], float]:
-    """Return what a plain grant took of each bucket, and the charge."""
-    taken: list[Taken] = []
-    most = (0.0, 0.0)
-    for bucket, (how, _, wanted), (code, _, charge, _, _) in zip(
-        operation.buckets, operation.asks, operation.values, strict=True
-    ):
-        lost, in_requests = 0.0, code >= IN_REQUESTS
-        if not in_requests:
-            if charge < wanted and not how:
-                lost = wanted - charge
-            if (lost, charge) > most:
-                most = (lost, charge)
-        taken.append((bucket, charge, 1.0, in_requests, NO_LATENCY, lost, 0))
-    return taken, most[1]
-
-
-def _taken(
-    operation: Operation, wants: Sequence[Want], answers: Sequence[BucketAnswer], *, degraded: bool
-) -> list[Taken]:
-    """Return the charges of a reservation: 0 without the store, unless they are posted there later (F-S14)."""
-    descriptor = operation.request.descriptor
-    taken: list[Taken] = []
-    for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True):
-        if answer.verdict is not _DEBITED:
-            continue
-        weight = limit.weight(descriptor) if limit.weights else 1.0
-        charge = 0.0 if degraded and not limit.is_known else answer.charge
-        # Under a cap the price was a token, whatever the work, so a settle corrects nothing (W16).
-        in_requests = answer.in_requests or limit.counts
-        lost = 0.0 if in_requests or degraded else _lost(wanted, answer)
-        expected_ms = operation.expected_of(limit)
-        taken.append((wanted.bucket, charge, weight, in_requests, expected_ms, lost, wanted.learn_id))
-    return taken
-
-
-def _charged(operation: Operation, wants: Sequence[Want], answers: Sequence[BucketAnswer]) -> float:
-    """Return the charge in the caller's units: of the limit that could collect least; if all could, the largest."""
-    descriptor, most = operation.request.descriptor, (0.0, 0.0)
-    for limit, wanted, answer in zip(operation.limits, wants, answers, strict=True):
-        if answer.in_requests or limit.counts or limit.shadow:
-            continue
-        weight = (limit.weight(descriptor) if limit.weights else 1.0) or 1.0
-        most = max(most, (_lost(wanted, answer) / weight, answer.charge / weight))
-    return most[1]
-
-
-def _lost(wanted: Want, answer: BucketAnswer) -> float:
-    """Return the part of a charge that the bucket could not pay; a learned charge is never more than it can."""
-    if answer.charge >= wanted.charge or answer.verdict is not _DEBITED or wanted.how:
-        return 0.0
-    return wanted.charge - answer.charge

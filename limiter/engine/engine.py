@@ -99,9 +99,9 @@ class Engine:
         self.store_is_up = True
         """True if the store answered the last check."""
         self.loss: Loss | None = None
-        """That the store lost its policies, until somebody acknowledges it."""
+        """The loss of policies in the store, until somebody acknowledges it."""
         self._unsteered_since_s: float | None = None
-        """Since when policies need a controller and none is there; None while all is well, or nobody knows."""
+        """The time since which policies need a controller and none lives; None if one lives, or if that is unknown."""
         self._is_unusable = False
         """True if the store's policies could not be put in force; the log says why."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -29,7 +30,7 @@ from limiter.engine.request_errors import (
 from limiter.engine.shape import at_rate
 from limiter.engine.store_health import StoreHealth
 from limiter.model.bucket.admission import part_of_minimum
-from limiter.model.bucket.bucket import Flags
+from limiter.model.bucket.bucket import Flags, Params
 from limiter.model.bucket.lease_contract import (
     HeldSlice,
     LeaseRequest,
@@ -42,7 +43,7 @@ from limiter.model.bucket.lease_contract import (
     UsedSoFar,
 )
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind, LeaseWant, SliceAnswer
-from limiter.model.bucket.lending import LendStatus, Said, Used
+from limiter.model.bucket.lending import LendStatus, LendTerms, Said, Used
 from limiter.model.bucket.reservation import Keyring
 from limiter.model.overload.shedding import CLASSES, State
 from limiter.model.policy.choices import OnStoreFailure
@@ -129,7 +130,7 @@ class Lender:
     async def give_back(self, request: ReturnRequest, *, namespace: str | None = None) -> Returned:
         """Take back what a holder has left; what it owes always counts."""
         token = self._open(request.lease, namespace)
-        covered = self._cover_again(token)
+        covered = self._cover_again(token, is_over=True)
         answer = await self._ask(token, covered, request, LeaseKind.RETURN)
         if answer.status is LendStatus.UNKNOWN:
             raise UnknownLease("this lease ended long ago; nothing was given back")
@@ -155,9 +156,10 @@ class Lender:
         self.tally.count("lent" if lends else "empty")
         return self._rendered(token, covered, request, answer)
 
-    def _cover(self, namespace: str, descriptor: Mapping[str, str]) -> _Covered:
+    def _cover(self, namespace: str, descriptor: Mapping[str, str], *, is_over: bool = False) -> _Covered:
+        """Find the limits that lend. Where a lease is over, those that lend no more take back what they lent."""
         slot, shape = self.planner.cover(namespace, descriptor)
-        if shape.denied_by is not None:
+        if shape.denied_by is not None and not is_over:
             self.tally.count("not_allowed")
             raise LocalNotAllowed(shape.denied_by, f"{shape.denied_by} denies all requests that it covers")
         limits = [at_rate(limit, descriptor) for limit in shape if not limit.shadow]
@@ -166,15 +168,15 @@ class Lender:
         if len(limits) > BUCKETS_PER_OPERATION_MAX:
             raise TooManyLimits(f"{len(limits)} policies cover this descriptor; at most {BUCKETS_PER_OPERATION_MAX}")
         for limit in limits:
-            if not limit.lends:
+            if not limit.lends and not is_over:
                 self.tally.count("not_allowed")
                 detail = f"{limit.name} lends no part of its limit; set local.allowed in the policy, or ask each time"
                 raise LocalNotAllowed(limit.name, detail)
         buckets = [bucket_name(limit.bucket, [descriptor.get(name) for name in limit.per]) for limit in limits]
         return _Covered(slot, limits, buckets, [_weight(limit, descriptor) for limit in limits])
 
-    def _cover_again(self, token: _Token) -> _Covered:
-        covered = self._cover(token.namespace, token.descriptor)
+    def _cover_again(self, token: _Token, *, is_over: bool = False) -> _Covered:
+        covered = self._cover(token.namespace, token.descriptor, is_over=is_over)
         if covered.buckets != token.buckets or covered.slot != Slot(token.namespace, token.partition):
             self.tally.count("unknown")
             raise UnknownLease("other policies cover its descriptor than when this lease began; begin another")
@@ -235,7 +237,7 @@ class Lender:
         self, covered: _Covered, at: int, request: RenewRequest | ReturnRequest, kind: LeaseKind, now_us: int
     ) -> LeaseWant:
         limit, weight = covered.limits[at], covered.weights[at]
-        params = limit.params(now_us)
+        params = _lending(limit.params(now_us))
         held = _held(request.slices, limit)
         by_request = counts_by_request(limit)
         rate = None
@@ -270,6 +272,15 @@ class Lender:
             on_service_failure=_strictest(limits),
             overload=msgspec.UNSET if overload is None else overload,
         )
+
+
+def _lending(params: Params) -> Params:
+    """Terms under which a lease can be given back, whatever the policy says by now."""
+    if params.lending is not None:
+        return params
+    if params.is_auto:
+        raise UnknownLease("this limit lends nothing any more, and what it lent has another unit")
+    return replace(params, flags=params.flags | Flags.LENDS, lending=LendTerms())
 
 
 _OUTDATED = "a request with a larger number was answered before; nothing was done"

@@ -188,7 +188,7 @@ class Operation(Asking):
         return learn_id(limit.learn_by, self.request.descriptor) if limit.learn_by else 0
 
     def expected_of(self, limit: Limit) -> float:
-        """How soon (ms) a policy expects the answer; NaN where that is what the request says, or nobody does (Q1)."""
+        """Latency (ms) that a policy expects; NaN if it is the one that the request states, or there is none (Q1)."""
         if limit.expectations is None:
             return NO_LATENCY
         requested_ms = self.request.expected_latency_ms

@@ -12,7 +12,7 @@ class RequestError(Exception):
 
 
 class UnknownReservation(RequestError):
-    """The reservation is not ours, or long over (F-R6): 404."""
+    """No node of this installation made the reservation, or it can no longer be settled (F-R6): 404."""
 
 
 class SettledOtherwise(RequestError):
@@ -32,7 +32,7 @@ class LocalNotAllowed(RequestError):
 
 
 class UnknownLease(RequestError):
-    """The lease is not ours, ended long ago, or other policies cover its descriptor now: 404."""
+    """Nobody here made the lease, it ended long ago, or other policies cover its descriptor now: 404."""
 
 
 class OutdatedLease(RequestError):

@@ -12,9 +12,9 @@ from math import inf
 from struct import Struct
 from typing import Any, Protocol
 
+from limiter.engine.fallback.remainders import Remainders
 from limiter.engine.operation import NO_LATENCY
 from limiter.engine.planner import Planner
-from limiter.engine.remainders import Remainders
 from limiter.engine.request_errors import NotDecided, SettledOtherwise, UnknownReservation
 from limiter.engine.store_health import StoreHealth
 from limiter.model.bucket.contract import LimitState, Settled, SettleRequest
@@ -26,11 +26,12 @@ from limiter.model.bucket.reservation import Keyring, Reservation, Taken
 from limiter.model.policy.limit import Limit, policy_of
 from limiter.model.policy.policy_set import PolicySet
 from limiter.model.tally import SettleTally
-from limiter.runtime.told import Told
+from limiter.runtime.told import WAITING_ROOM, Told
 from limiter.store.buckets import Buckets
+from limiter.store.call_layout import PRESENT, REPLY_SIZE, SETTLED_IN_REQUESTS, unpack_settle
 from limiter.store.flush import IN_CLASS, UNCOUNTED, Settling, corrected
 from limiter.store.keys import Slot
-from limiter.store.layout import PRESENT, REPLY_SIZE, SETTLED_IN_REQUESTS, pack_params, unpack_settle
+from limiter.store.layout import pack_params
 from limiter.store.store_errors import StoreUnavailable
 
 _DAMAGED = "the record of this reservation or of one of its buckets cannot be read; nothing was settled"
@@ -99,18 +100,6 @@ class Correction(Settling):
         return self.outcome
 
 
-class _WaitingRoom:
-    """The desk of callers that wait in a coroutine."""
-
-    def answer_settles(self, operations: Sequence[Correction]) -> None:
-        """Wake each caller."""
-        for operation in operations:
-            operation.place(operation)
-
-
-_WAITING_ROOM = _WaitingRoom()
-
-
 class Settler:
     """Settles for one node. `planner` is the current one."""
 
@@ -140,7 +129,7 @@ class Settler:
     async def settle(self, request: SettleRequest, *, namespace: str | None = None) -> Settled:
         """Correct a charge. `namespace` is the only one whose reservations the caller may settle."""
         told: Told[Correction] = Told()
-        self.begin([(request, told, namespace)], _WAITING_ROOM)
+        self.begin([(request, told, namespace)], WAITING_ROOM)
         return (await told.future).settled()
 
     def begin(self, arrived: Iterable[SettleArrived], desk: SettleDesk) -> None:
@@ -166,7 +155,7 @@ class Settler:
                         operations = going.setdefault(slot, [])
                     self._ask(operation, reservation, slot, now_us)
                     operations.append(operation)
-            except Exception as error:  # what is wrong with one must not cost the others their answers
+            except Exception as error:  # an error of one must not cost the others their answers
                 operation.finish(error)
         for slot, operations in going.items():
             self._buckets.settles.start_many(slot, operations, deadline_s=deadline_s)
@@ -189,6 +178,13 @@ class Settler:
             reservation.late_us,
         )
         operation.taken = taken = reservation.taken
+        if len(taken) == 1 and request.outcome == "ok":  # nearly all
+            bucket = taken[0][0]
+            limit = find(namespace, bucket)
+            operation.buckets, operation.limits = (bucket,), (limit,)
+            operation.rows = (b"" if limit is None else pack_params(limit.params(now_us)),)
+            operation.charges = (corrected(taken[0], 0.0 if limit is None else limit.unit),)
+            return
         operation.buckets = [charge[0] for charge in taken]
         operation.limits = limits = [find(namespace, bucket) for bucket in operation.buckets]
         operation.rows = [b"" if limit is None else pack_params(limit.params(now_us)) for limit in limits]
@@ -227,7 +223,7 @@ class Settler:
                 desk.answer_settles(operations)
 
     def _settle_plainly(self, operation: Correction, limit: Limit, settled: tuple[Any, ...], now_us: int) -> None:
-        """The way of nearly all settles: one bucket of a limit that is there, and no value is made of what it said."""
+        """Conclude a settle of one bucket whose limit exists, as nearly all are, without a value of the answer."""
         _, late, stop, work, deadline_us, before_us, code, balance, adjusted, uncollected, rate, capacity = settled
         ((_, _, weight, in_requests, *_),) = operation.taken
         if in_requests or not weight:

@@ -12,9 +12,9 @@ from math import inf
 from typing import NamedTuple, Self
 
 from limiter.model.bucket.learned import learn_id
-from limiter.model.bucket.ledger import measured
 from limiter.model.bucket.operations import LEARNED, TOO_LARGE, Ask, Want
 from limiter.model.bucket.reservation import lone
+from limiter.model.ledger.correction import measured
 from limiter.model.numbers import NUMBER_MAX
 from limiter.model.policy.criticality import Classes, Criticality, lowest
 from limiter.model.policy.fields.patterns import Pattern
@@ -43,7 +43,7 @@ class Shape(tuple[Limit, ...]):
     denied_by: str | None
     """The policy that refuses whatever it covers (W17); None where there is none."""
     too_many: int
-    """How many limits cover it where that are more than can be decided on at once; else 0."""
+    """Number of limits that cover it, if more than one operation can ask; otherwise 0."""
     denied_in_shadow: bool
     """True if a policy in shadow would have denied it."""
     classes: Classes | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 OutcomeT = TypeVar("OutcomeT")
 
@@ -19,6 +20,20 @@ class Told(Generic[OutcomeT]):
     def __call__(self, outcome: OutcomeT) -> None:
         """Set the outcome, unless the waiter was cancelled."""
         conclude(self.future, outcome)
+
+
+class WaitingRoom:
+    """The desk of callers that wait in a coroutine: the place of each operation is its `Told`."""
+
+    def answer(self, operations: Sequence[Any]) -> None:
+        """Wake each caller."""
+        for operation in operations:
+            operation.place(operation)
+
+    answer_settles = answer
+
+
+WAITING_ROOM = WaitingRoom()
 
 
 def conclude(future: asyncio.Future[OutcomeT], outcome: OutcomeT | Exception) -> None:

@@ -20,11 +20,11 @@ from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from limiter.model.tally import CallTally
 from limiter.store import flush
+from limiter.store.call_layout import CallExpired, reply_time_us
 from limiter.store.clock import StoreClock, time_us
 from limiter.store.flush import Batch, Waiting, WaitT
 from limiter.store.ids import RandomIds
 from limiter.store.keys import Slot
-from limiter.store.layout import CallExpired, reply_time_us
 from limiter.store.link.connect import Link
 from limiter.store.link.deadline import Deadline
 from limiter.store.link.server_connection import pack

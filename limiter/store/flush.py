@@ -40,7 +40,6 @@ _SETTLE = Struct("<HBBddddddd")
 _CHARGE = Struct("<HBdd")
 _MORE_OF_A_CHARGE = Struct("<d")
 IN_CLASS, UNCOUNTED = 2, 8
-_EXPECTS, _UNPAID = 2, 4
 _NUMBERS = [Struct(f"<{count}H") for count in range(OPERATIONS_MAX + 1)]
 
 
@@ -267,13 +266,22 @@ def take_settles(queue: deque[Settling]) -> Batch[Settling]:
     numbers, named = _Numbers(), dict[str, int]()
     batch: list[Settling] = []
     parts: list[bytes] = []
-    append, pack, pack_charge = parts.append, _SETTLE.pack, _CHARGE.pack
-    while queue and len(batch) < OPERATIONS_MAX and len(numbers.of) < BUCKETS_MAX:
+    of, given, append, pack, pack_charge = numbers.of, numbers.given, parts.append, _SETTLE.pack, _CHARGE.pack
+    while queue and len(batch) < OPERATIONS_MAX and len(of) < BUCKETS_MAX:
         settling = queue[0]
         if settling.is_gone:
             queue.popleft()
             continue
-        numbered = numbers.all(settling.buckets, settling.rows)
+        buckets, rows = settling.buckets, settling.rows
+        if len(buckets) == 1:  # nearly all
+            row, number = rows[0], of.get(buckets[0])
+            if number is None:
+                number = numbers.add(buckets[0], row)
+            elif given[number - 1] != row:
+                break
+            numbered: Sequence[int] | None = (number,)
+        else:
+            numbered = numbers.all(buckets, rows)
         if numbered is None:
             break
         tombstone = named.setdefault(settling.reservation, len(named) + 1)

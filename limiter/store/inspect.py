@@ -11,9 +11,10 @@ from limiter.model.control.kept_state import KeptState, unpack
 from limiter.model.control.stewardship import Lease
 from limiter.model.policy.limit import policy_of
 from limiter.store import keys
+from limiter.store.call_layout import unpack_token
 from limiter.store.clock import time_us
 from limiter.store.keys import Slot
-from limiter.store.layout import read_record, unpack_token
+from limiter.store.layout import read_record
 from limiter.store.link.connect import Link
 
 SCAN_COUNT = 512

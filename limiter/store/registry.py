@@ -27,7 +27,7 @@ LEAVE_TIMEOUT_S = 0.25
 
 
 async def controllers_seen(link: Link, now_us: int, *, within_s: float, timeout_s: float = TIMEOUT_S) -> int:
-    """How many controllers said that they live, within so long before a time of the store's."""
+    """Return the number of controllers that reported within an interval before a time of the store."""
     since_us = now_us - round(within_s * 1e6)
     return int(await link.call(CONTROLLERS, "ZCOUNT", CONTROLLERS, since_us, "+inf", timeout_s=timeout_s))
 

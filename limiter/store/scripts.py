@@ -15,8 +15,7 @@ from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, Sett
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.model.policy.policy_log import Applied, Call
 from limiter.store import keys
-from limiter.store.flush import Asking, Batch, Settling, WaitT, take_acquires, take_settles
-from limiter.store.layout import (
+from limiter.store.call_layout import (
     REPLY_SIZE,
     kept_lease_us,
     pack_head,
@@ -29,6 +28,7 @@ from limiter.store.layout import (
     unpack_settles,
     unpack_steers,
 )
+from limiter.store.flush import Asking, Batch, Settling, WaitT, take_acquires, take_settles
 from limiter.store.leases.lease_layout import pack_ask, unpack_answer
 from limiter.store.policies import policy_layout
 from limiter.store.policies.policy_layout import pack_changes, pack_origin, unpack_applied

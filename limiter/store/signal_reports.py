@@ -14,17 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from limiter.store.keys import Slot
 from limiter.store.link.connect import Link
-from limiter.store.script_calls import run_script
+from limiter.store.link.script_calls import run_script
 from limiter.store.scripts import SignalScript
 
 TIMEOUT_S = 1.0
 IN_FLIGHT_MAX = 4
 EACH_MAX = 2
-WAITING_MAX = 8192
+WAITING_MAX = 4096
+"""About half a second of calls: whoever reports is to have an answer within a second (F-H10)."""
 
 
 class TooManyReports(Exception):
-    """More reports are waiting than this node can write to the store in a few seconds."""
+    """More reports are waiting than this node can write to the store within a second."""
 
 
 class Signals:
@@ -54,7 +55,7 @@ class Signals:
             self._waiting -= len(slots)
 
     async def _work(self, left: Iterator[Slot], bucket: str, source: str, loads: Mapping[str, float]) -> None:
-        """Write a report into one partition after the other, until none is left."""
+        """Write a report into the remaining partitions, one after the other."""
         for slot in left:
             async with self._turns:
                 await self._report(slot, bucket, source, loads)

@@ -14,10 +14,11 @@ from limiter.model.bucket.bucket import Record
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
 from limiter.model.overload.signals import Report
 from limiter.store import keys
+from limiter.store.call_layout import STEERED_MAX, LeaseLost, unpack_reports
 from limiter.store.keys import Slot
-from limiter.store.layout import STEERED_MAX, LeaseLost, read_record, unpack_reports
+from limiter.store.layout import read_record
 from limiter.store.link.connect import Link
-from limiter.store.script_calls import Loaded, run_script
+from limiter.store.link.script_calls import Loaded, run_script
 from limiter.store.scripts import LeaseScript, Sampled, SampleScript, SteerScript
 
 __all__ = ["Lease", "LeaseLost", "Sampled", "Steer", "SteerStatus", "Steering"]
@@ -77,11 +78,11 @@ class Steering:
         return await self._read(slot.prefix, names, keys.state)
 
     async def memories(self, slot: Slot, limits: Sequence[str]) -> dict[str, bytes]:
-        """Return what was last kept of some limits, by what the names of their buckets begin with."""
+        """Return the state that was last kept of limits, by the prefix of their buckets' names."""
         return await self._read(slot.prefix, limits, keys.memory)
 
     async def keep_memory(self, slot: Slot, limit: str, memory: bytes, *, life_s: int) -> None:
-        """Keep what the buckets of a limit have taught. A former owner may do so as well: it knows no less."""
+        """Keep what was learned from the buckets of a limit. A former owner may write it, too: it knows no less."""
         key = keys.memory(slot.prefix, limit)
         await self._link.call(slot.prefix, "SET", key, memory, "EX", life_s, timeout_s=self._timeout_s)
 

@@ -15,11 +15,14 @@ from typing import Protocol
 
 import msgspec
 
+from limiter.client.retry_budget import RetryBudget
 from loadtest.locust.attempts import Attempt, Call
 from loadtest.locust.draws import Ask
-from loadtest.locust.retry_budget import RetryBudget, retry_pause_s
+from loadtest.locust.retry_pause import retry_pause_s
 
 SERVICE = "shop"
+RETRIES_AT_FIRST = 3.0
+"""A user is a small client."""
 SETTLE_TRIES_MAX = 40
 SETTLE_PAUSE_S = 0.25
 SHUN_S = 1.0
@@ -68,12 +71,12 @@ class Caller:
     """Runs a function while its user goes on: a settle that waits for the store must not hold up the next request."""
     now_s: Callable[[], float] = time.time
     work_ms_per_unit: float = 1.0
-    budget: RetryBudget = field(default_factory=RetryBudget)
+    budget: RetryBudget = field(default_factory=lambda: RetryBudget(burst=RETRIES_AT_FIRST))
     _shunned_until_s: dict[str, float] = field(default_factory=dict)
 
     def request(self, ask: Ask) -> None:
         """Carry out one request to its end."""
-        self.budget.count_request()
+        self.budget.asked(self.now_s())
         attempt = 1
         while True:
             body = self._acquire(ask, attempt)
@@ -83,7 +86,7 @@ class Caller:
                 self._work_and_settle(ask, body)
                 return
             pause_s = retry_pause_s(body.retry, retry_after_ms=body.retry_after_ms, retry_after_header=None)
-            if pause_s is None or not self.budget.spend(attempt):
+            if pause_s is None or not self.budget.may_retry(attempt, self.now_s()):
                 return
             self.sleep(pause_s)
             attempt += 1

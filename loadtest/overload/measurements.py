@@ -11,9 +11,9 @@ import io
 from pathlib import Path
 
 from limiter.model.policy.criticality import Criticality
-from loadtest.overload.calls import Ask, Call, Outcome
 from loadtest.overload.machine import Machine
 from loadtest.overload.study import Results, Run
+from loadtest.overload.user_calls import Ask, Call, Outcome
 
 FOLDER = Path(__file__).parent / "measured"
 _OUTCOMES: dict[str, Outcome] = {"served": "served", "refused": "refused", "failed": "failed"}

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import counted
 from loadtest.overload.http import HttpFailure
 from loadtest.overload.machine import Watch
 from loadtest.overload.stage import Stage, stage
 from loadtest.overload.study import Results, Run, Study
+from loadtest.overload.user_calls import counted
 from loadtest.overload.users import Experiment
 from loadtest.overload.variant import Variant
 from loadtest.overload.virtual_time import VirtualTime

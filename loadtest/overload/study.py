@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from math import nan
 
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import Call
 from loadtest.overload.machine import Machine
+from loadtest.overload.user_calls import Call
 from loadtest.overload.users import Crowd, Moment, by_second, moment
 from loadtest.overload.variant import Variant
 from loadtest.overload.virtual_time import Point

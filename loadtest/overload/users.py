@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from loadtest.overload.calls import Ask, Call, call
 from loadtest.overload.http import Http
+from loadtest.overload.user_calls import Ask, Call, call
 
 WATCH_S = 0.1
 

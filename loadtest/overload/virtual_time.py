@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from limiter.model.overload.shedding import CLASS_NUMBERS
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import Ask, Call, Like, from_tally, like
+from loadtest.overload.user_calls import Ask, Call, Like, from_tally, like
 from loadtest.overload.users import Crowd, source
 from loadtest.overload.variant import Variant
 from loadtest.simulation.backends import Pending, Slowing

@@ -1,6 +1,6 @@
 """Buckets of one policy in a store that is only memory, decided and steered by the code that runs in production.
 
-    ask, settle    limiter.model.bucket.ledger, the reference of the scripts
+    ask, settle    limiter.model.ledger.ledger, the reference of the scripts
     look           limiter.controller.slot_cycle.SlotCycle, one for each partition, on records packed and unpacked as in
                    the store; limiter.controller.balance.Balance, where a limit is divided over partitions
 
@@ -24,17 +24,20 @@ from limiter.controller.plan import Plan, make_plans
 from limiter.controller.slot_cycle import SlotCycle
 from limiter.model.bucket.admission import part_of_minimum
 from limiter.model.bucket.bucket import Params, Record, advance, fresh, keep, refill
-from limiter.model.bucket.ledger import Ledger, Tombstone, commit, commit_class, commit_place, settle_bucket
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Charge, Lot, Settle, Verdict, Want
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
+from limiter.model.ledger.correction import Tombstone, settle_bucket
+from limiter.model.ledger.judgement import commit, commit_class, commit_place
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.overload import shedding
 from limiter.model.overload.signals import Report
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy_set
+from limiter.store.call_layout import LeaseLost
 from limiter.store.clock import StoreClock
 from limiter.store.keys import Slot
-from limiter.store.layout import LeaseLost, pack_record
+from limiter.store.layout import pack_record
 from limiter.store.scripts import Sampled
 from limiter.store.steering import Steering
 

@@ -19,7 +19,7 @@ elseif not is_sent then
   local time = call('TIME')
   now_us = time[1] * 1000000 + time[2]
 end
--- An expiry beyond the life of the reply would be none: whoever set it has the wrong idea of our time.
+-- An expiry beyond the life of the reply would not protect: its sender does not know the server's time.
 if expires_us > 0 and (now_us > expires_us or expires_us > now_us + REPLY_TTL_MS * 1000) then
   return pack_struct('<Bd', EXPIRED, now_us)
 end

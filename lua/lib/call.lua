@@ -15,7 +15,7 @@ local function finish(reply_key, answers)
 end
 
 -- Q5: the least slack of the epoch before is kept beside that of this one: a controller that reads a bucket just after
--- it was listed anew finds both. slacks[i] is the least that this call has seen in bucket i.
+-- it was listed again finds both. slacks[i] is the least that this call has seen in bucket i.
 local function keep_slack(shedding, is_listed, slack)
   if is_listed then shedding[SLACK_BEFORE], shedding[SLACK_MIN] = shedding[SLACK_MIN], math.huge end
   if slack and slack < shedding[SLACK_MIN] then shedding[SLACK_MIN] = slack end

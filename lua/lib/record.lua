@@ -5,7 +5,7 @@ with each acquire; then what a settle changes; then the terms, as the policy had
 trailers, each where its flag says so and in this order: a latency histogram (with overload control one for each class),
 the share of a bucket whose limit is divided over partitions, until when an auto bucket may count requests, what
 overload control goes by, the refusals of a key that may be blocked, the slots of time in which open reservations are
-counted. A new capability adds a flag and a trailer; a record with a flag that is not known here is not ours. Records of
+counted. A new capability adds a flag and a trailer; a record with an unknown flag counts as damaged. Records of
 version 1 are read, and written as version 2; so are those of version 2 with an older form of overload control.
 Amounts and times stay float64: nothing passes through text, so the model in limiter/model/bucket/bucket.py,
 shedding.py, block.py and in_flight.py, doing the same operations in the same order, agrees to the bit.
@@ -17,23 +17,23 @@ local VERSION, FLAGS = 1, 2
 local UPDATED = 3      -- us, when the balance was last brought up to date
 local BALANCE = 4      -- units of work, or requests; negative is debt; a quota's remainder
 local REQUESTS, ADMITTED, REFUSED, WORK_CHARGED = 5, 6, 7, 8
-local EPOCH = 9        -- int32, the sampling epoch in which this bucket was last listed as touched
-local KEPT_UNTIL = 10  -- uint32, s, when the key expires: at least as long as it is needed, moved about once a minute
+local EPOCH = 9        -- int32, the sampling epoch in which this bucket was last listed
+local KEPT_UNTIL = 10  -- uint32, s, when the key expires: never too early, moved about once a minute
 local CHARGE = 11      -- W8: learned charge, 0 while nothing is learned
 local ROOM = 12        -- 24 bytes: what is in flight, in this slot of time and in the one before (2 float64, see FLYING),
                        -- then second and further attempts (2 uint32)
 local WORK_SETTLED, WORK_SQUARED = 13, 14
 local SETTLES, MISSED, UNCOLLECTED = 15, 16, 17
-local RATE = 18        -- refill a second: the committed rate, or the steered cap of a request bucket
+local RATE = 18        -- refill per second: the committed rate, or the steered cap of a request bucket
 local CAPACITY = 19    -- most the balance may be: capacity, burst, or a quota's limit
-local COMMITTED = 20   -- the policy's rate when last seen, as far as this bucket's share of it goes
+local COMMITTED = 20   -- this bucket's share of the policy's rate, when last seen
 local DEBT_MAX = 21
 local THRESHOLD = 22   -- W6: units if positive, a share of the charge if negative
 local STOP_DEBT = 23   -- W7: debt beyond which a progress call answers stop
 local HISTOGRAM = 24   -- raw counts, '' where the policy needs none
 local SHARE = 25       -- B5: part of a divided limit, as the controller gave it; only records of divided limits have it
 local SHARE_UNTIL = 26       -- us, when that ends and the bucket falls back to an equal part
-local SHARE_PARTITIONS = 27  -- of how many partitions it was a part: with another number of them it means nothing
+local SHARE_PARTITIONS = 27  -- the number of partitions then; with another number the share is ignored
 local REQUESTS_UNTIL = 28    -- R10: WORK_SETTLED at which an auto bucket counts work again; only auto records have it
 local SHEDDING = 29    -- table: overload control; only records of policies with an `overload` block have it
 local COUNTED_UNTIL, BLOCK_REFUSED, BLOCKED_UNTIL = 30, 31, 32  -- W17: us, refusals, us; only where a policy blocks keys
@@ -51,11 +51,11 @@ local LAYOUT, LAYOUT_BEFORE = 2, 1
 local FIELDS = '<BHddddddiIdc24ddddddddddd'
 local FIELDS_BEFORE = '<BBddddddddddddddddddd'
 local SIZE, SIZE_BEFORE = 179, 154
-local FRONT, CHANGING = 3, 131  -- bytes before what acquires and settles change, and as far as that goes
+local FRONT, CHANGING = 3, 131  -- bytes before the fields that acquires and settles change, and up to their end
 local NO_ROOM = string.rep('\0', 24)
 local SHARE_SIZE, REQUESTS_UNTIL_SIZE, BLOCK_SIZE, SLOTS_SIZE = 24, 8, 24, 40
 local ENTRY_SIZE, ENTRIES_MAX = 36, 16  -- W15: bytes of an entry; so many values have one of their own
-local ATTEMPTS, ATTEMPTS_MAX = 17, 4294967295  -- where in ROOM attempts are counted, and how far
+local ATTEMPTS, ATTEMPTS_MAX = 17, 4294967295  -- place of the attempts in ROOM, and their largest count
 local QUOTA, COUNTS_REQUESTS, HAS_HISTOGRAM = 1, 2, 4  -- flag bits a record shares with its params
 local DIVIDED = 8      -- the limit is divided over partitions: params say the whole, the record holds a share
 local AUTO = 16        -- R10: the record's own COUNTS_REQUESTS says how it counts; steer.lua lends it for some work
@@ -65,7 +65,7 @@ local IN_FLIGHT = 128  -- W18, S9: open reservations are counted
 local LEARNS = 256     -- W15: the charge is learned before weights, and by values of learn_by
 local LENDS = 512      -- B8: parts of the limit may be lent
 local REFUNDS = 1024   -- W19: refunds have a threshold of their own, in params; the highest bit that a record has, so far
-local BEYOND = 2048    -- a flag of this or more is one that no record of ours has
+local BEYOND = 2048    -- flags from here on are unknown
 local SHADOW = 32768   -- P11: of params only
 
 -- What record[SHEDDING] holds; each class has its place in four numbers, class 0 (critical_plus) being the first.
@@ -75,8 +75,8 @@ local STATE = 2        -- Q6: calm, degraded, recovering or overloaded, 0 to 3; 
 local LENT_UNTIL = 3   -- Q11: us, when quality, state, shares and rates end; 0: none is in force, whatever stands there
 local RESPONSE_MS = 4  -- Q13: median response time while overloaded, 0: not known or not overloaded; set by the controller
 local SHED_SHARE = 5   -- Q4: share of a class's requests that is refused, 0 to 1; set by the controller
-local SHED_RATE = 9    -- S3: requests a second of a class, 0: not limited; set by the controller
-local SHED_TOKENS = 13 -- requests that a class may send at once; come at its rate, a second's worth at most
+local SHED_RATE = 9    -- S3: requests per second of a class, 0: not limited; set by the controller
+local SHED_TOKENS = 13 -- requests, or work (S11), that a class may send at once; come at its rate, a second's worth at most
 local SHED_LIMIT = 17  -- S9: in flight from which on a class is refused, 0: not limited; set by the controller
 local ASKED = 21       -- requests of a class
 local SHED = 25        -- those of them that were refused
@@ -88,8 +88,9 @@ local SLACK_MIN = 42   -- ms, least of expected - actual since the bucket was la
 local SLACK_BEFORE = 43  -- ms, the same between the last two listings
 local AHEAD = 44       -- Q13, S11: requests of a class refused so that others are spared, plus 1; 0: no other was refused yet
 local MEDIAN_MS = 48   -- Q13: about how long half of the answers take that did not fail; 0: not known
-local SHEDDING_FIELDS = '<dddddddddddddddddddddddddddddddddddddddddddddddd'
-local SHEDDING_SIZE, SHEDDING_COUNT = 384, 48
+local FAILED = 49      -- Q8: settled requests whose outcome counts as late, however fast the answer
+local SHEDDING_FIELDS = '<ddddddddddddddddddddddddddddddddddddddddddddddddd'
+local SHEDDING_SIZE, SHEDDING_COUNT = 392, 49
 local SHEDDING_BEFORE_SIZE = 224  -- as it was in older records
 local OVERLOADED = 3
 local LENT_FOR_US, LENT_FOR_MAX_US = 10000000, 60000000
@@ -100,7 +101,8 @@ local HISTOGRAM_SIZE, HISTOGRAM_BEFORE_SIZE = 728, 576
 local COUNT_MAX = 4294967295  -- of latencies in one step
 
 local PARTS_SIZE, BOOK_HEAD_SIZE, SUMS_SIZE = 32, 49, 56
-local LEAP_MAX_US = 1200000          -- while anything is lent, own time goes forward by at most this in one call
+local LEAP_MAX_US = 1200000          -- while anything is lent, own time goes forward in one call by at most this,
+local LEAP_PARTS = 3                 -- or by a third of what is left of the leases
 local LENT_TTL_S = 86400             -- a bucket that lends is kept so long: a leap of the clock must not end it
 local STEP_BACK_MAX_US = 1000000     -- a clock this far back waits for the past to catch up; further back re-anchors
 local IDLE_TTL_S = 600               -- a bucket is kept at least this long after its last use
@@ -113,8 +115,8 @@ local function has(flags, bit_value)
   return flags % (bit_value * 2) >= bit_value
 end
 
---[[ Params: what a policy says of a bucket, a row each (limiter/store/layout.py); longer where keys are blocked, where
-there is overload control, and where open reservations are counted. ]]
+--[[ Params: the terms of a policy for a bucket, one row each (limiter/store/layout.py). Rows are longer where keys are blocked,
+where there is overload control, and where open reservations are counted. ]]
 local PARAMS = '<Hddddddddddd'
 
 local function unpack_params(rows)
@@ -128,7 +130,7 @@ local function unpack_params(rows)
       auto = flags % 32 >= AUTO, overload = overload, shadow = flags >= SHADOW, committed = committed,
       cap = cap, capacity = capacity, burst = burst, burst_s = burst_s, debt_max = debt_max, threshold = threshold,
       stop_debt = stop_debt, window_start = window_start, window_end = window_end, partitions = partitions,
-      -- What a whole bucket holds at the start, in the unit that minimums are given in.
+      -- The capacity of a whole new bucket, in the unit of the minimums.
       whole_capacity = counts_requests and not quota and math.max(1, burst + burst_s * cap) or capacity,
     }
     at = after
@@ -152,19 +154,19 @@ local function unpack_params(rows)
   return params
 end
 
--- B5: what the controller gave holds for a time, and for as many partitions as there were; else each has an equal part.
+-- B5: a share from the controller holds until its end and for its number of partitions; otherwise each has an equal part.
 local function share_of(record, params, now_us)
   if not params.divided then return 1 end
   if now_us < record[SHARE_UNTIL] and record[SHARE_PARTITIONS] == params.partitions then return record[SHARE] end
   return 1 / params.partitions
 end
 
--- R7: a burst given as time at the cap follows the cap; fewer than one token could never admit anything.
+-- R7: a burst given as time at the cap follows the cap. It is at least one token, because less could never admit anything.
 local function burst_of(params, share, cap)
   return math.max(1, params.burst * share + params.burst_s * cap)
 end
 
--- The rates and the capacity that a bucket starts with, by how its flags say it counts.
+-- The rates and the capacity that a bucket starts with, in the unit that its flags say.
 local function begin_terms(record, params, share)
   if params.quota then
     record[WINDOW_END], record[WINDOW_START] = params.window_end, params.window_start
@@ -178,7 +180,7 @@ local function begin_terms(record, params, share)
   end
 end
 
--- How much may be owed. A request bucket may owe for as long as a work bucket: requests / cap = work / committed.
+-- The debt bound. A request bucket may owe for the same time as a work bucket: requests / cap = work / committed.
 local function adopt_bounds(record, params, share)
   local debt_max, stop_debt = params.debt_max, params.stop_debt
   if record[FLAGS] % HAS_HISTOGRAM == COUNTS_REQUESTS then
@@ -204,11 +206,11 @@ local function no_shedding(params, share)
     for class = 0, CLASSES - 1 do shedding[SHED_LIMIT + class] = limit end
   end
   shedding[SLACK_MIN], shedding[SLACK_BEFORE] = math.huge, math.huge
-  for i = AHEAD, MEDIAN_MS do shedding[i] = 0 end
+  for i = AHEAD, FAILED do shedding[i] = 0 end
   return shedding
 end
 
--- W18: open reservations are counted from now on; those of before never were, and their settles free nothing.
+-- W18: open reservations are counted from now on. Earlier ones were not counted, and their settles free nothing.
 local function begin_slots(record, params, now_us)
   record[SLOT_START], record[SLOT_BEFORE], record[SLOT_LENGTH] = now_us, now_us, params.slot_length
   record[SLOT_LONGEST], record[SLOT_REFUSED], record[FLYING], record[FLYING_BEFORE] = 0, 0, 0, 0
@@ -250,7 +252,7 @@ local function is_sound(shedding)
   end
   for class = 0, CLASSES - 1 do
     local share, rate, tokens = shedding[SHED_SHARE + class], shedding[SHED_RATE + class], shedding[SHED_TOKENS + class]
-    if not (share >= 0 and share <= 1 and rate >= 0 and rate <= RATE_MAX and tokens >= 0 and tokens <= RATE_MAX) then
+    if not (share >= 0 and share <= 1 and rate >= 0 and rate <= RATE_MAX and tokens >= -RATE_MAX and tokens <= RATE_MAX) then
       return false
     end
   end
@@ -286,7 +288,7 @@ local function unpack_lending(record, raw, size, at)
   return last
 end
 
--- What follows the fields, by what the flags say there is; whether the size agrees, and all of it makes sense.
+-- Read the trailers that the flags announce; return whether size and values are valid.
 local function unpack_rest(record, raw, size, at)
   local flags = record[FLAGS]
   local with_histogram, divided, overload = flags % 8 >= HAS_HISTOGRAM, flags % 16 >= DIVIDED, flags % 64 >= OVERLOAD
@@ -297,7 +299,7 @@ local function unpack_rest(record, raw, size, at)
   local learns, lends = has(flags, LEARNS), has(flags, LENDS)
   local is_old = size == rest + histograms * HISTOGRAM_BEFORE_SIZE + (overload and SHEDDING_BEFORE_SIZE or 0)
     and (overload or with_histogram) and not in_flight and not learns and not lends
-  if learns or lends then  -- behind all else, and as long as their counts say
+  if learns or lends then  -- last, with sizes given by their counts
     local fixed_size = rest + histograms * HISTOGRAM_SIZE + (overload and SHEDDING_SIZE or 0)
     local behind = fixed_size
     if learns then behind = unpack_learned(record, raw, size, behind) end
@@ -320,7 +322,7 @@ local function unpack_rest(record, raw, size, at)
   end
   if auto then record[REQUESTS_UNTIL], at = unpack_struct('<d', raw, at) end
   if overload then
-    if is_old then  -- as this version has it; what was set then was set without an end
+    if is_old then  -- converted to this version; values had no end then
       local old, shedding = { unpack_struct('<' .. string.rep('d', 28), raw, at) }, {}
       for i = STATE, SECONDS do shedding[i] = 0 end
       shedding[1], shedding[STATE], shedding[LENT_UNTIL] = old[1], old[2] * OVERLOADED, record[UPDATED] + LENT_FOR_US
@@ -330,7 +332,7 @@ local function unpack_rest(record, raw, size, at)
         shedding[TIMED + class], shedding[ASKED + class] = old[19 + class], old[15 + class] + old[19 + class]
       end
       shedding[SLACK_MIN], shedding[SLACK_BEFORE] = old[27], old[28]
-      for i = AHEAD, MEDIAN_MS do shedding[i] = 0 end
+      for i = AHEAD, FAILED do shedding[i] = 0 end
       record[SHEDDING], at = shedding, at + SHEDDING_BEFORE_SIZE
     else
       record[SHEDDING], at = { unpack_struct(SHEDDING_FIELDS, raw, at) }, at + SHEDDING_SIZE
@@ -356,7 +358,7 @@ local function unpack_rest(record, raw, size, at)
     and longest >= 0 and longest <= RATE_MAX and refused >= 0 and refused <= RATE_MAX
 end
 
--- The fixed fields of a record as this version has them, and how many bytes they take; nil if it is of no version known.
+-- The fixed fields of a record in this version's order, and their size in bytes; nil if the version is unknown.
 local function unpack_fields(raw, size)
   local version = string.byte(raw)
   if version == LAYOUT and size >= SIZE then return { unpack_struct(FIELDS, raw) }, SIZE end
@@ -369,7 +371,7 @@ local function unpack_fields(raw, size)
     stop_debt }, SIZE_BEFORE
 end
 
--- F-S11: nil means that these bytes are not a record of ours.
+-- F-S11: nil if these bytes are not a valid record.
 local function unpack_record(raw)
   local size = #raw
   local record, fixed_size = unpack_fields(raw, size)
@@ -417,7 +419,7 @@ local function pack_record(record)
   return packed .. pack_struct('<dddd', unpack(record, PARTS_RATE, SHIFT)) .. record[BOOK]
 end
 
--- W15: the entry that an id goes by, nil if there is none yet; and how many there are beside that of the rest.
+-- W15: the entry of an id, nil if there is none yet; and the number of entries besides the common one.
 local function find_learned(entries, id)
   local others, rest = 0, nil
   for i = 1, #entries do
@@ -438,8 +440,8 @@ local function entry_for(entries, id)
   return entry
 end
 
--- Records by number, from what MGET found of the keys, bucket i being raws[before + i]. false: there is none yet; nil: what
--- stands there is not ours and stays untouched (F-S11).
+-- Records by number, from the reply of MGET; bucket i is raws[before + i]. false: there is none yet; nil: the key holds
+-- something else, which is not touched (F-S11).
 local function unpack_records(raws, before, count)
   local records = {}
   for i = 1, count do
@@ -458,7 +460,7 @@ local function end_lent(shedding)
   for i = AHEAD, AHEAD + CLASSES - 1 do shedding[i] = 0 end
 end
 
--- S3: a class that is limited may gather a second's worth of requests, and one at least. Q11: what was lent ends when its
+-- S3: a class that is limited may gather the requests of one second, and one at least. Q11: what was lent ends when its
 -- time is over, and where a clock that went back would make that longer. Without a throttle there is nothing to do.
 local function refill_classes(shedding, elapsed_us, now_us)
   local until_us = shedding[LENT_UNTIL]
@@ -500,7 +502,7 @@ local function roll_slots(record, now_us)
   record[FLYING], record[SLOT_LENGTH], record[SLOT_LONGEST] = 0, length, 0
 end
 
--- Count what was admitted now and lives so long.
+-- Count an admitted request with its time to live.
 local function take_place(record, params, amount, ttl_us)
   record[FLYING] = record[FLYING] + amount
   if params.slot_length > 0 then return end
@@ -508,25 +510,33 @@ local function take_place(record, params, amount, ttl_us)
   if ttl_us > record[SLOT_LENGTH] then record[SLOT_LENGTH] = ttl_us end
 end
 
--- W16, W15: whether a request counts by its weight: only a cap of requests weighs them, and what may come to have one or
--- learns its charge before weights.
+-- W16, W15: whether a request counts by its weight: in buckets with a cap, in those that may get one, and in those that learn
+-- their charge before weights.
 local function weighs(flags)
   return flags % HAS_HISTOGRAM == COUNTS_REQUESTS or has(flags, AUTO) or has(flags, LEARNS)
 end
 
--- What the bucket itself may hold: less while parts of it are lent.
+-- The most that the bucket itself may hold: less while parts of it are lent.
 local function free_capacity(record)
   if not has(record[FLAGS], LENDS) then return record[CAPACITY] end
   return record[CAPACITY] * (1 - record[PARTS_CAPACITY])
+end
+
+-- B8: a bound does not grow with the capacity: neither does what the bucket itself may hold of it.
+local function keep_lent(record, bound, capacity)
+  if record[PARTS_CAPACITY] == 0 then return end
+  local own = free_capacity(record) * (capacity + bound) / (record[CAPACITY] + bound)
+  record[PARTS_CAPACITY] = 1 - math.min(1, own / capacity)
 end
 
 -- B8: credit a bucket that may have lent parts of itself, by what is lent as long as that lasts.
 local function refill_lending(record, elapsed_us)
   local tau = record[UPDATED] + record[SHIFT]
   if record[PARTS_UNTIL] > tau then
-    if elapsed_us > LEAP_MAX_US then
-      record[SHIFT] = record[SHIFT] - (elapsed_us - LEAP_MAX_US)
-      elapsed_us = LEAP_MAX_US
+    local believed_us = math.max(LEAP_MAX_US, (record[PARTS_UNTIL] - tau) / LEAP_PARTS)
+    if elapsed_us > believed_us then
+      record[SHIFT] = record[SHIFT] - (elapsed_us - believed_us)
+      elapsed_us = believed_us
     end
     local lent_us = math.min(elapsed_us, record[PARTS_UNTIL] - tau)
     local balance = record[BALANCE] + lent_us * record[RATE] * (1 - record[PARTS_RATE]) / 1e6
@@ -538,7 +548,7 @@ local function refill_lending(record, elapsed_us)
   record[BALANCE] = math.min(record[BALANCE] + elapsed_us * record[RATE] / 1e6, record[CAPACITY])
 end
 
--- W1, F-T1, F-T2: credit for the time since the last update; none for a clock that went back.
+-- W1, F-T1, F-T2: credit the time since the last update; nothing if the clock went back.
 local function refill(record, now_us)
   local elapsed_us = now_us - record[UPDATED]
   if elapsed_us > 0 then
@@ -562,7 +572,7 @@ local function refill(record, now_us)
   if record[FLAGS] % 256 >= IN_FLIGHT then roll_slots(record, now_us) end
 end
 
--- P4: a later window starts afresh; an earlier one means that the clock went back, and forgives nothing.
+-- P4: in a later window the quota starts again; an earlier window means that the clock went back, and nothing changes.
 local function roll(record, params, stepped_back)
   local start = params.window_start
   if start > record[WINDOW_START] then
@@ -574,8 +584,8 @@ local function roll(record, params, stepped_back)
   record[WINDOW_END] = params.window_end
 end
 
--- R10: count in another unit from now on. The balance is worth as much time as before, debt and surplus alike; where a
--- quota is involved there is no such time, and the balance keeps its share of the capacity.
+-- R10: count in another unit from now on. The balance, debt or surplus, is worth the same time as before. A quota has no rate
+-- and so no such time: there the balance keeps its share of the capacity.
 local function recount(record, params, share, flags, cap)
   local balance, rate, capacity = record[BALANCE], record[RATE], record[CAPACITY]
   local timeless = params.quota or has(record[FLAGS], QUOTA)
@@ -586,7 +596,7 @@ local function recount(record, params, share, flags, cap)
   record[BALANCE] = balance > -RATE_MAX and balance or -RATE_MAX
 end
 
--- What a debit of this size can still take before the debt reaches its bound (W5).
+-- The part of a debit that can be collected before the debt reaches its bound (W5).
 local function collectable(record, amount)
   local room = record[BALANCE] + record[DEBT_MAX]
   if not (room > 0) then room = 0 end  -- not even minus zero
@@ -594,7 +604,7 @@ local function collectable(record, amount)
   return amount
 end
 
--- R10: what was settled beyond that for which requests could be counted is owed, as any other work (W5).
+-- R10: an auto bucket counts requests for a certain amount of settled work. Work beyond it is debited like any other (W5).
 local function repay(record, params, share)
   local overrun = record[WORK_SETTLED] - record[REQUESTS_UNTIL]
   if overrun > 0 then
@@ -603,12 +613,12 @@ local function repay(record, params, share)
   end
 end
 
--- The kind of bucket that a policy wants now. An auto bucket counts requests only for as much work as it was lent that.
+-- The kind of bucket that a policy asks for now. An auto bucket counts requests only until REQUESTS_UNTIL.
 local function convert(record, params, now_us)
   local before, flags = record[FLAGS], params.flags
   if params.auto and before % HAS_HISTOGRAM == COUNTS_REQUESTS
     and record[WORK_SETTLED] < (record[REQUESTS_UNTIL] or 0) then flags = flags + COUNTS_REQUESTS end
-  -- What is lent stays lent until it ends, whatever the policy says by now.
+  -- A part that is lent stays lent until its end, even if the policy no longer lends.
   if has(before, LENDS) and not params.lend_need and record[PARTS_UNTIL] > record[UPDATED] + record[SHIFT] then
     flags = flags + LENDS
   end
@@ -664,6 +674,7 @@ local function adopt(record, params, now_us)
     end
     record[COMMITTED] = committed
   end
+  if params.lend_need and capacity > record[CAPACITY] then keep_lent(record, params.lend_bound, capacity) end
   record[CAPACITY] = capacity
   if record[FLAGS] >= LENDS and has(record[FLAGS], LENDS) then capacity = free_capacity(record) end
   if record[BALANCE] > capacity then record[BALANCE] = capacity end
@@ -681,8 +692,8 @@ local function advance(record, params, now_us)
   adopt(record, params, now_us)
 end
 
--- A bucket that would be full again tells nothing: it may go then, but not before it has been idle a while, nor before
--- its share ends: forgotten earlier, it would hold an equal part while the others hold what it gave up.
+-- A record is needed until the bucket would be full again, until it has been idle for a while, and until its share ends: if
+-- it expired earlier, the bucket would get an equal part while others still hold what it gave up.
 local function needed_until_s(record, now_us)
   local s
   local flags = record[FLAGS]
@@ -703,7 +714,7 @@ local function needed_until_s(record, now_us)
   return now_us / 1e6 + ((s > 0 and s or 0) + IDLE_TTL_S)
 end
 
--- The key's new expiry (s), where the one that it has is too early, or so late that it would stay for nothing; else nil.
+-- The key's new expiry (s), if the present one is too early, or later than the record is needed; otherwise nil.
 local function keep(record, now_us)
   local needed_s, kept_s = needed_until_s(record, now_us), record[KEPT_UNTIL]
   if kept_s >= needed_s and kept_s <= needed_s + 2 * KEPT_LONGER_S then return nil end
@@ -712,13 +723,13 @@ local function keep(record, now_us)
   return kept_s
 end
 
--- How SET is told of an expiry. A time that a test sends is not the server's: there it says how long that is from now.
+-- The expiry as arguments of SET: absolute, or relative if a test sent its own time, which is not the server's.
 local function expiry(kept_s, now_us, is_sent)
   if is_sent then return 'PX', math.ceil(kept_s * 1000 - now_us / 1000) end
   return 'PXAT', kept_s .. '000'
 end
 
--- Write a record: only what acquires and settles change, if all else is as it was read.
+-- Write a record; only the fields that acquires and settles change, if the others are as they were read.
 local function write_record(key, raw, record, now_us, is_sent)
   local kept_s, packed = keep(record, now_us), pack_record(record)
   if kept_s then
@@ -731,7 +742,7 @@ local function write_record(key, raw, record, now_us, is_sent)
   end
 end
 
--- Calendar windows come from the node; one that does not hold the server's time is answered, not used (F-T4).
+-- Nodes compute calendar windows. A window that does not contain the server's time is reported and not used (F-T4).
 local function in_window(params, now_us)
   return not params.quota or (now_us >= params.window_start and now_us < params.window_end)
 end

@@ -40,6 +40,21 @@ def test_a_good_file_is_checked_without_a_store() -> None:
     assert lines_of(headgate("policies", "check", EXAMPLE)) == [f"{EXAMPLE}: 6 policies, all valid"]
 
 
+def test_r17_a_file_that_commits_more_than_a_backend_can_do_is_valid_with_a_warning(
+    valkey: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "overbooked.yaml"
+    path.write_text(
+        "namespaces: {default: {backends: {db: {rate: 2000}}}}\n"
+        "policies: [{name: reads, rate: 1500}, {name: writes, rate: 600}]"
+    )
+    checked = headgate("policies", "check", path)
+    assert (checked.exit_code, checked.stdout) == (0, f"{path}: 2 policies, all valid\n")
+    assert "warning: namespace default: backend db can do 2000 units/s" in checked.stderr
+    applied = headgate("policies", "apply", path, url=valkey.url)
+    assert (applied.exit_code, applied.stderr) == (0, checked.stderr)
+
+
 def test_f_p1_a_bad_file_ends_with_1_and_a_line_for_each_problem() -> None:
     """F-P1"""
     path = BAD / "several-faults.yaml"

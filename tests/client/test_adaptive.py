@@ -209,6 +209,15 @@ def test_g3_a_local_rejection_counts_as_a_request_and_not_as_an_accept() -> None
     assert throttle.probability(KEY, 0.0) == pytest.approx(20 / 41)
 
 
+def test_g3_a_lucky_draw_counts_no_more_accepts_than_there_were_answers() -> None:
+    throttle = AdaptiveThrottle()
+    asked(throttle, 99)
+    assert sum(throttle.rejects(KEY, 0.0, 0.0) for _ in range(900)) == 900
+    assert not throttle.rejects(KEY, 0.0, 0.99)
+    throttle.answered(KEY, 0.0, accepted=True, refused_share=0.999)
+    assert throttle.probability(KEY, 0.0) == pytest.approx((1000 - 2 * 100) / 1001)
+
+
 def test_g3_few_requests_reject_nothing_and_p_max_lets_some_through() -> None:
     throttle = AdaptiveThrottle(requests_min=20, p_max=0.9)
     asked(throttle, 19)

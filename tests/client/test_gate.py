@@ -370,7 +370,7 @@ async def test_a_reservation_from_elsewhere_is_settled(node: LiveApi, customer: 
 # Retries.
 
 
-@pytest.mark.parametrize("answer", [refused("overload", refused_share=1.0), refused("overload"), BUSY])
+@pytest.mark.parametrize("answer", [refused("overload", drawn_share=1.0), refused("overload"), BUSY])
 async def test_a_storm_of_refusals_costs_no_more_calls(service: ScriptedService, answer: Any) -> None:
     service.decide = lambda *_: answer
     async with Headgate(service.url, unavailable="closed", adaptive=False) as gate:
@@ -453,8 +453,8 @@ async def test_g3_a_target_that_draws_is_still_asked_for_its_tenth(service: Scri
 
         def decide(number: int, operation: Operation) -> Any:
             if draw() < 0.9:
-                return refused("overload", refused_share=0.9)
-            return granted(number, operation, refused_share=0.9)
+                return refused("overload", drawn_share=0.9)
+            return granted(number, operation, drawn_share=0.9)
 
         service.decide = decide
         await steady.run(60, 100)

@@ -95,14 +95,56 @@ def test_f_l2_an_answer_that_comes_after_its_lease_is_not_taken(clock: Clock) ->
 
 
 def test_f_l3_only_the_answer_to_the_latest_request_is_taken_and_once(clock: Clock) -> None:
-    lease = Lease(now_ns=clock())
+    lease = lent(Lease(now_ns=clock()), clock, row(tokens=0.0))
     lease.ask(clock())
     lease.ask(clock())
-    first = {"number": 1, "expires_in_ms": 3000, "slices": [row()]}
+    first = {"number": 2, "expires_in_ms": 3000, "slices": [row()]}
     assert not lease.take(first, clock())
-    assert lease.take(first | {"number": 2}, clock())
-    assert not lease.take(first | {"number": 2}, clock())
+    assert lease.take(first | {"number": 3}, clock())
+    assert not lease.take(first | {"number": 3}, clock())
     assert lease.slices[0].balance == 10.0
+
+
+def test_f_l3_a_first_request_without_an_answer_is_the_same_again_and_after_a_second_another(clock: Clock) -> None:
+    """Its deadline counts from when it was sent first: that is the one that the service may have answered."""
+    lease = Lease(now_ns=clock())
+    acquire(lease, clock)
+    (path, body), holder = lease.ask(clock()), lease.holder
+    clock.pass_s(0.5)
+    assert lease.ask(clock()) == (path, body)
+    assert lease.take({"lease": "token", "number": 1, "expires_in_ms": 3000, "slices": [row()]}, clock())
+    clock.pass_s(2.5)
+    assert not acquire(lease, clock)
+    other = Lease(now_ns=clock())
+    acquire(other, clock)
+    holder = other.ask(clock())[1]["holder"]
+    clock.pass_s(1.0)
+    path, body = other.ask(clock())
+    assert path == "/v1/leases"
+    assert body["holder"] != holder
+    assert other.used()["refused"] == 1.0, "a first request reports nothing, so nothing is dropped with it"
+
+
+@pytest.mark.parametrize("work", [-1.0, float("nan"), float("inf")])
+def test_work_that_is_no_amount_is_refused_and_spoils_nothing(clock: Clock, work: float) -> None:
+    lease = lent(Lease(now_ns=clock()), clock)
+    with pytest.raises(ValueError, match="work is a number from 0 on"):
+        acquire(lease, clock, work)
+    with pytest.raises(ValueError, match="work is a number from 0 on"):
+        lease.allow(work, clock)
+    grant = acquire(lease, clock, 4.0)
+    assert isinstance(grant, Grant)
+    with pytest.raises(ValueError, match="work is a number from 0 on"):
+        grant.settle(work)
+    assert lease.slices[0].balance == 6.0
+    assert lease.used()["charged"] == 4.0
+
+
+def test_debt_that_moved_in_another_unit_is_not_repaid_in_this_one(clock: Clock) -> None:
+    """A policy may begin to count requests; what the bucket has taken over of the holder's debt was work."""
+    lease = lent(Lease(now_ns=clock()), clock, row(moved=0.0, tokens=0.0))
+    lent(lease, clock, row(mechanism="requests", counts_requests=True, moved=300.0, tokens=0.0))
+    assert lease.slices[0].balance == 0.0
 
 
 def test_the_first_request_and_the_later_ones_go_to_their_routes(clock: Clock) -> None:
@@ -251,6 +293,51 @@ def test_a_class_has_its_rate(clock: Clock) -> None:
     assert [bool(acquire(lease, clock, 0.1, "sheddable")) for _ in range(2)] == [True, False]
     clock.pass_s(0.5)
     assert acquire(lease, clock, 0.1, "sheddable")
+
+
+def test_a_grant_of_earlier_overload_control_frees_no_place_of_the_present_one(clock: Clock) -> None:
+    one_place = OVERLOAD | {"in_flight": {"critical": 1.0}}
+    lease = lent(Lease(now_ns=clock()), clock, overload=one_place)
+    earlier = acquire(lease, clock)
+    lent(lease, clock)
+    lent(lease, clock, overload=one_place)
+    held = acquire(lease, clock)
+    assert isinstance(earlier, Grant)
+    assert held
+    earlier.settle(1.0)
+    assert not acquire(lease, clock)
+
+
+def test_a_grant_that_is_forgotten_while_another_thread_decides_waits_for_nobody(clock: Clock) -> None:
+    """The last reference may go anywhere, also where the lock is held."""
+    lock = threading.Lock()
+    lease = lent(Lease(lock=lock, now_ns=clock()), clock, overload=OVERLOAD | {"in_flight": {"critical": 1.0}})
+    held: list[Grant | Refusal] = [acquire(lease, clock)]
+    with lock:
+        held.clear()
+    assert acquire(lease, clock)
+
+
+def test_threads_that_grant_and_settle_free_every_place(clock: Clock) -> None:
+    overload = OVERLOAD | {"in_flight": {"critical": 1000.0}}
+    lease = lent(Lease(lock=threading.Lock(), now_ns=clock()), clock, row(tokens=1e6, capacity=1e6), overload=overload)
+
+    def work() -> None:
+        for number in range(2000):
+            grant = acquire(lease, clock)
+            assert isinstance(grant, Grant)
+            if number % 2:
+                grant.settle(1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    acquire(lease, clock, 0.0).settle(0.0)  # type: ignore[union-attr]
+    assert lease.throttle is not None
+    assert lease.throttle.open == 0.0
+    assert lease.used()["answered"] == 4001.0
 
 
 def test_answers_are_timed_where_overload_control_wants_it(clock: Clock) -> None:

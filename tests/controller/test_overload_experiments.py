@@ -17,10 +17,10 @@ from limiter.model.policy.criticality import Criticality
 from loadtest.overload import measurements
 from loadtest.overload.backend import Pool, SlowingService, application, listen, server
 from loadtest.overload.backend_terms import Slowing
-from loadtest.overload.calls import Ask, Call, counted
 from loadtest.overload.http import Http
 from loadtest.overload.machine import Machine, Watch
 from loadtest.overload.study import Run
+from loadtest.overload.user_calls import Ask, Call, counted
 from loadtest.overload.users import Crowd, Experiment, Phase, by_second, percentile
 
 FAST = {"cheap": 0.1, "expensive": 5.0}

@@ -15,8 +15,8 @@ from limiter.controller.ownership import preferred
 from limiter.controller.plan import Plan, make_plans
 from limiter.controller.slot_cycle import SlotCycle
 from limiter.store import keys
+from limiter.store.call_layout import LeaseLost
 from limiter.store.keys import Slot
-from limiter.store.layout import LeaseLost
 from limiter.store.link.connect import Link, open_link
 from limiter.store.policies.policy_store import PolicyStore
 from limiter.store.steering import Steering

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from limiter.engine.decider import WAITING_ROOM, Decider
+from limiter.engine.decider import Decider
 from limiter.engine.operation import Memo, Operation
+from limiter.engine.replays import replay
 from limiter.engine.request_errors import (
     IdempotencyConflict,
     NotDecided,
@@ -19,14 +20,13 @@ from limiter.engine.request_errors import (
     Uncovered,
     UnknownReservation,
 )
-from limiter.engine.settler import _WAITING_ROOM as SETTLE_ROOM
 from limiter.engine.settler import Correction
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.operations import AcquireAnswer, AcquireStatus, BucketAnswer, Verdict
 from limiter.model.bucket.reservation import ID_SIZE, Signer
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.reading import read_policy_set
-from limiter.runtime.told import Told
+from limiter.runtime.told import WAITING_ROOM, Told
 from limiter.store import keys
 from limiter.store.buckets import Buckets
 from limiter.store.keys import Slot
@@ -252,7 +252,7 @@ async def test_a_reply_that_breaks_off_is_passed_on_as_far_as_it_goes(decider: D
     with pytest.raises(struct.error):
         lost.decision()
     settling = [(SettleRequest(token, 1), Told[Correction](), None) for token in tokens]
-    decider.settler.begin(settling, SETTLE_ROOM)
+    decider.settler.begin(settling, WAITING_ROOM)
     first, last = [await asyncio.wait_for(told.future, PATIENT_S) for _, told, _ in settling]
     assert first.settled().adjusted == -1
     with pytest.raises(struct.error):
@@ -433,7 +433,7 @@ async def test_f_s11_a_damaged_memo_is_not_a_decision(decider: Decider, memo: by
     operation = await told.future
     bucket = BucketAnswer(Verdict.DEBITED, 48.0, 2.0, 1.0, 50.0)
     with pytest.raises(NotDecided, match="cannot be read"):
-        decider._replay(operation, AcquireAnswer(AcquireStatus.GRANTED, 1, (bucket,), memo))
+        replay(decider._granter, operation, AcquireAnswer(AcquireStatus.GRANTED, 1, (bucket,), memo))
 
 
 async def test_a_settle_while_the_circuit_is_open_is_to_be_sent_again(decider: Decider) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from limiter.engine import throttles
 from limiter.engine.breaker import FAILURES_MAX
 from limiter.engine.decider import Decider
+from limiter.engine.fallback import throttles
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, Record
 from limiter.model.bucket.contract import AcquireRequest, Decision, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from limiter.model.bucket.ledger import Ledger
+from limiter.model.ledger.ledger import Ledger
 from tests.support.hammer import CHARGES, SLOT, TERMS, Held, acquire_all, settle_all
 from tests.support.operations import acquire, ask, record_of
 from tests.support.servers import Server

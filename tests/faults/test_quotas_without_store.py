@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from limiter.engine import remainders
 from limiter.engine.decider import Decider
 from limiter.engine.engine import open_engine
+from limiter.engine.fallback import remainders
 from limiter.engine.request_errors import NotDecided
 from limiter.model.bucket.contract import AcquireRequest, Granted, Refused, SettleRequest
 from limiter.model.bucket.reservation import Signer

@@ -20,8 +20,8 @@ from limiter.model.overload.shedding import Shedding
 from limiter.store import keys, layout
 from limiter.store.batcher import CALL_LIFETIME_US
 from limiter.store.buckets import Buckets
+from limiter.store.call_layout import CallExpired
 from limiter.store.keys import Slot
-from limiter.store.layout import CallExpired
 from limiter.store.link.connect import open_link
 from limiter.store.store_errors import StoreUnavailable
 from tests.support.nodes import PATIENT_S, Watched, node, until

@@ -15,8 +15,8 @@ from limiter.engine.operation import Operation
 from limiter.engine.shape import Shape
 from limiter.model.bucket.bucket import STEP_BACK_MAX_US, TTL_MAX_S
 from limiter.model.bucket.contract import AcquireRequest, Granted
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.reservation import Signer
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.policy.period import Period, window_us
 from limiter.model.policy.reading import read_policy_set
 from limiter.store import keys

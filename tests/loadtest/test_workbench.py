@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from limiter.model.bucket.bucket import Record
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, Charge, Lot, Settle, Want
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy

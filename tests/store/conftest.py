@@ -2,7 +2,7 @@
 
 import pytest
 
-from limiter.model.bucket.ledger import Ledger
+from limiter.model.ledger.ledger import Ledger
 from tests.support.stores import Decides, ScriptStore
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.model.bucket import bucket, lending, operations
+from limiter.model.bucket import bucket, lending, operations, reservation
 from limiter.model.bucket.block import Block
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, RECORD_FLAGS, Flags, Record, fresh
 from limiter.model.bucket.in_flight import Slots
@@ -19,7 +19,7 @@ from limiter.model.control import stewardship
 from limiter.model.control.stewardship import SteerStatus
 from limiter.model.overload import signals
 from limiter.model.overload.shedding import CLASSES, LENT_FOR_MAX_US, LENT_FOR_US, RECENT, RECENT_MIN, Shedding, State
-from limiter.store import batcher, buckets, flush, keys, layout
+from limiter.store import batcher, buckets, call_layout, flush, keys, layout
 from limiter.store.leases import lease_layout
 from limiter.store.scripts import scripts_directory
 from tests.support.operations import START_US, work_terms
@@ -123,7 +123,7 @@ def test_a_record_comes_back_as_it_was(
     raw = layout.pack_record(record)
     assert layout.unpack_record(raw) == record
     histograms = 4 * HISTOGRAM_STEPS * classes * (histogram is not None)
-    trailers = 24 * (share is not None) + 8 * (requests_until is not None) + 384 * (shedding is not None)
+    trailers = 24 * (share is not None) + 8 * (requests_until is not None) + 392 * (shedding is not None)
     trailers += 24 * (block is not None) + 40 * (slots is not None)
     trailers += 0 if lent is None else 32 + 49 + 56 * len(lent[1].ends)
     assert len(raw) == 179 + histograms + trailers
@@ -149,10 +149,11 @@ def test_a_book_of_another_length_than_it_says_is_no_record(ends: int, size: int
         layout.unpack_record(raw)
 
 
-@pytest.mark.parametrize("name", ["GRAIN_US", "ROW_KEPT_US", "SMOOTH_US", "PLAIN_MIN_US"])
+@pytest.mark.parametrize("name", ["GRAIN_US", "MARGIN_US", "ROW_KEPT_US", "SMOOTH_US", "PLAIN_MIN_US"])
 def test_the_constants_of_lending_are_the_scripts(name: str) -> None:
     assert LEND[name] == getattr(lending, name)
     assert RECORD["LEAP_MAX_US"] == lending.LEAP_MAX_US
+    assert RECORD["LEAP_PARTS"] == lending.LEAP_PARTS
 
 
 @pytest.mark.parametrize("status", [status for status in LendStatus if status is not LendStatus.REPEATED])
@@ -269,7 +270,7 @@ def test_fields_of_overload_control_stand_in_the_same_order() -> None:
 def test_reports_of_load_have_the_same_bounds() -> None:
     assert SIGNAL["SIGNAL_TTL_MS"] * 1000 == signals.SIGNAL_TTL_US
     assert SIGNAL["SOURCES_MAX"] == signals.SOURCES_MAX
-    assert (SIGNAL["SOURCE_SIZE"], SIGNAL["ROW_HEAD_SIZE"]) == (keys.SOURCE_SIZE, layout._REPORT.size)
+    assert (SIGNAL["SOURCE_SIZE"], SIGNAL["ROW_HEAD_SIZE"]) == (keys.SOURCE_SIZE, call_layout._REPORT.size)
 
 
 def test_rows_of_parameters_have_the_same_size() -> None:
@@ -296,25 +297,32 @@ def test_statuses_have_the_same_numbers() -> None:
     asked = {name: ACQUIRE[name] for name in ("LEARNED", "TOO_LARGE", "COVERED")}
     assert asked == {name: getattr(operations, name) for name in asked}
     assert (ACQUIRE["SHEDS"], SETTLE["IN_CLASS"], SETTLE["UNCOUNTED"], SETTLE["EXPECTS"], SETTLE["UNPAID"]) == (
-        layout._SHEDS,
+        call_layout._SHEDS,
         flush.IN_CLASS,
         flush.UNCOUNTED,
-        flush._EXPECTS,
-        flush._UNPAID,
+        reservation._EXPECTS,
+        reservation._UNPAID,
     )
-    assert (ACQUIRE["ANSWER_ROW_SIZE"], ACQUIRE["SHEDS_ROW_SIZE"]) == (layout._ANSWER.size, layout._DRAWN_SIZE)
-    assert ACQUIRE["IN_REQUESTS"] == layout._IN_REQUESTS
-    assert (SETTLE["PRESENT"], SETTLE["IN_REQUESTS"]) == (layout.PRESENT, layout.SETTLED_IN_REQUESTS)
-    assert (BEGIN["DONE"], ACQUIRE["FINGERPRINT_SIZE"]) == (layout._DONE, buckets.FINGERPRINT_SIZE)
+    assert (ACQUIRE["ANSWER_ROW_SIZE"], ACQUIRE["SHEDS_ROW_SIZE"]) == (
+        call_layout._ANSWER.size,
+        call_layout._DRAWN_SIZE,
+    )
+    assert ACQUIRE["IN_REQUESTS"] == call_layout._IN_REQUESTS
+    assert (SETTLE["PRESENT"], SETTLE["IN_REQUESTS"]) == (call_layout.PRESENT, call_layout.SETTLED_IN_REQUESTS)
+    assert (BEGIN["DONE"], ACQUIRE["FINGERPRINT_SIZE"]) == (call_layout._DONE, buckets.FINGERPRINT_SIZE)
 
 
 def test_values_that_the_controller_sets_have_the_same_bits_and_bounds() -> None:
     sets = {name.lower(): number for name, number in STEER.items() if name.startswith("SETS_")}
-    assert sets == {f"sets_{name}": getattr(layout, f"_SETS_{name.upper()}") for name in SETS}
+    assert sets == {f"sets_{name}": getattr(call_layout, f"_SETS_{name.upper()}") for name in SETS}
     assert {name.removeprefix("ROW_"): number for name, number in STEER.items() if name.startswith("ROW_")} == {
         status.name: status for status in SteerStatus
     }
-    assert (LEASE["DONE"], LEASE["LOST"], LEASE["FENCE_SIZE"]) == (layout._DONE, layout._LOST, layout._FENCE.size)
+    assert (LEASE["DONE"], LEASE["LOST"], LEASE["FENCE_SIZE"]) == (
+        call_layout._DONE,
+        call_layout._LOST,
+        call_layout._FENCE.size,
+    )
     assert STEER["SHARE_FOR_MAX_US"] == stewardship.SHARE_FOR_MAX_US
     found = re.search(r"^local SHARE_MIN = (\S+)", (scripts_directory() / "steer.lua").read_text(), re.MULTILINE)
     assert found is not None
@@ -345,7 +353,7 @@ def test_f_s16_a_record_with_impossible_values_is_unsound(fields: dict[str, floa
 
 
 def test_f_s11_bytes_too_short_for_a_lease_are_none() -> None:
-    assert layout.unpack_token(b"12345678", 1000) is None
+    assert call_layout.unpack_token(b"12345678", 1000) is None
 
 
 def test_f_s16_a_record_with_impossible_overload_control_is_unsound() -> None:

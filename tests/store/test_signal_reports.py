@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from limiter.model.overload.signals import SIGNAL_TTL_US, SOURCES_MAX, Report, add, loads
-from limiter.store import keys, layout, signal_reports
+from limiter.store import call_layout, keys, signal_reports
 from limiter.store.keys import Slot
 from limiter.store.link.connect import open_link
-from limiter.store.script_calls import run_script
+from limiter.store.link.script_calls import run_script
 from limiter.store.scripts import SignalScript
 from limiter.store.signal_reports import Signals, TooManyReports
 from limiter.store.steering import Steering
@@ -23,7 +23,7 @@ CPU = {"cpu": 0.5}
 
 def kept(store: ScriptStore, bucket: str = "orders") -> tuple[Report, ...]:
     raw = store.signals(bucket)
-    return () if raw is None else layout.unpack_reports(raw)
+    return () if raw is None else call_layout.unpack_reports(raw)
 
 
 def test_g5_a_source_s_next_report_takes_the_place_of_its_last(server: Server) -> None:
@@ -84,9 +84,9 @@ def test_names_and_loads_come_back_as_they_were() -> None:
     script = SignalScript()
     _, _, _, digest, packed = script.call(Slot().prefix, "b", "host-1", given)
     assert isinstance(packed, bytes)
-    raw = layout._REPORT.pack(digest, 1.0, len(packed)) + packed
-    assert layout.unpack_reports(raw) == (Report(keys.source_digest("host-1"), 1.0, given),)
-    assert layout.unpack_reports(raw[:-1]) == (), "what cannot be read says nothing"
+    raw = call_layout._REPORT.pack(digest, 1.0, len(packed)) + packed
+    assert call_layout.unpack_reports(raw) == (Report(keys.source_digest("host-1"), 1.0, given),)
+    assert call_layout.unpack_reports(raw[:-1]) == (), "what cannot be read says nothing"
 
 
 async def test_the_controller_reads_a_bucket_s_own_reports_and_those_of_its_policy(valkey: Server) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from limiter.model.bucket.block import BlockTerms
 from limiter.model.bucket.bucket import Flags, Params, Record
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import LEARNED, Acquire, AcquireStatus, Settle, SettleStatus, Want
 from limiter.model.control.stewardship import Steer, SteerStatus
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.overload.shedding import LENT_FOR_US, Shedding
 from limiter.store import keys, layout
 from tests.support.operations import S_US, START_US, acquire, ask, done, quota_terms, reserve, reserved, work_terms

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -118,3 +118,42 @@ class Callers:
         began_s = loop.time()
         await until(lambda: loop.time() >= began_s + seconds, within_s=2 * seconds)
         return sum(work for at_s, work in self.settled if at_s >= began_s) / (loop.time() - began_s)
+
+
+class Visitors:
+    """Requests to one node, one by one, each with what it does if it may."""
+
+    def __init__(self, node: str) -> None:
+        self.granted = 0
+        self.refused = 0
+        self._node = Http(node)
+
+    async def acquire(self, **ask: Any) -> tuple[int, dict[str, Any]]:
+        """Ask; the status and the answer's body."""
+        status, body = await self._node.post("/v1/acquire", json.dumps(ask).encode())
+        assert status in (200, 429), body
+        self.granted += status == 200
+        self.refused += status == 429
+        return status, json.loads(body)
+
+    async def settle(self, granted: Mapping[str, Any], **told: Any) -> None:
+        """Report the work of a granted request."""
+        report = {"reservation": granted["reservation"], "work": 1.0, **told}
+        status, body = await self._node.post("/v1/settle", json.dumps(report).encode())
+        assert status == 200, body
+
+    async def do(self, descriptor: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> bool:
+        """One request that does something real, if it may; how long that took, the reservation knows (Q8)."""
+        status, answer = await self.acquire(descriptor=descriptor)
+        if status == 200:
+            await work()
+            await self.settle(answer)
+        return status == 200
+
+    async def wait_a_turn(self) -> None:
+        """Leave time between requests, so that they come at no more than fifty a second."""
+        await asyncio.sleep(TICK_S)
+
+    def leave(self) -> None:
+        """Close the connections."""
+        self._node.close()

@@ -16,9 +16,9 @@ from typing import Any
 from limiter.client.holder import Grant, Lease
 from limiter.model.bucket.bucket import Flags, Params, Record, refill
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind, LeaseWant
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said, Used
 from limiter.model.bucket.operations import COVERED, Acquire, AcquireStatus, Want
+from limiter.model.ledger.ledger import Ledger
 
 LEASE_S = 3.0
 EPOCH_S = 1_790_000_000.0
@@ -99,7 +99,6 @@ class Holder:
         self.name = name
         self.demand = demand
         self.drift = drift
-        self.lives = 0
         self.paused_until = self.cut_until = -1.0
         self.alive = True
         self.admitted = self.refused = 0.0
@@ -108,7 +107,7 @@ class Holder:
     @property
     def key(self) -> str:
         """The lease's name in the store; a new one each time it begins again."""
-        return f"{self.name}#{self.lives}"
+        return self.lease.holder
 
     def clock_ns(self, t: float) -> int:
         """This host's monotonic clock."""
@@ -116,7 +115,6 @@ class Holder:
 
     def begin_again(self) -> None:
         """The store knows nothing of the lease any more."""
-        self.lives += 1
         self.lease = Lease(now_ns=self.clock_ns(self.world.t))
 
     def could_admit(self, t: float) -> float:
@@ -167,7 +165,7 @@ class World:
         self.holders: dict[str, Holder] = {}
         self.violations: list[tuple[float, str, float]] = []
         self.plain_admitted = 0.0
-        self.calls = 0
+        self.calls = self.leaps = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
@@ -388,7 +386,7 @@ def body_of(ask: LeaseAsk, answer: LeaseAnswer) -> dict[str, Any]:
     (one,) = answer.slices
     row = {"policy": BUCKET, "mechanism": "work", "rate": one.rate, "capacity": one.capacity, "tokens": one.tokens,
            "share": one.share, "moved": one.moved}  # fmt: skip
-    return {"number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}
+    return {"lease": ask.lease, "number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}
 
 
 def hostile(seed: int, *, leaps: bool = False) -> World:
@@ -452,6 +450,7 @@ def hostile(seed: int, *, leaps: bool = False) -> World:
         world.clock_offset -= draw.choice([0.2, 0.9, 1.5, 10.0, 3600.0]) * draw.random()
 
     def leap() -> None:
+        world.leaps += 1
         world.clock_offset += draw.choice([0.2, 2.0, 10.0, 3600.0]) * draw.random()
 
     acts: list[tuple[float, Callable[[], None]]] = [
@@ -538,4 +537,4 @@ def _serve(ledger: Ledger, lease: Lease, ask: LeaseAsk, now_us: int, now_ns: int
             "period": one.moved,
             "ends_in_ms": ends_in_ms,
         }
-        lease.take({"number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}, now_ns)
+        lease.take({"lease": "token", "number": ask.number, "expires_in_ms": LEASE_S * 1000, "slices": [row]}, now_ns)

@@ -4,7 +4,6 @@ import math
 
 from limiter.model.bucket.block import BlockTerms
 from limiter.model.bucket.bucket import Flags, Params, Record
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import (
     LEARNED,
     Acquire,
@@ -16,6 +15,7 @@ from limiter.model.bucket.operations import (
     Verdict,
     Want,
 )
+from limiter.model.ledger.ledger import Ledger
 from limiter.store import keys, layout
 from tests.support.stores import Decides, ScriptStore
 

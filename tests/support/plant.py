@@ -10,12 +10,12 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, Charge, Settle, Want
 from limiter.model.control import kept_state
 from limiter.model.control.cycle_step import State, control_params, step
 from limiter.model.control.policy_memory import PolicyMemory
 from limiter.model.control.stewardship import Steer, steer_bucket
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy

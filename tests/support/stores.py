@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, AcquireAnswer, Settle, SettleAnswer
 from limiter.model.control.stewardship import Lease, Steer, SteerStatus
+from limiter.model.ledger.ledger import Ledger
 from limiter.store import keys
+from limiter.store.call_layout import LeaseLost
 from limiter.store.keys import Slot
-from limiter.store.layout import LeaseLost
 from limiter.store.scripts import (
     AcquireScript,
     LeaseScript,

@@ -1,9 +1,9 @@
 """Users in real time who think, ask, wait for one slow worker or are refused, and think again."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
-
-from tests.support.traffic import Traffic
+from typing import Protocol
 
 SERVICE_S = 0.02
 THINK_S = 2.0
@@ -27,7 +27,14 @@ class Worker:
         self.latencies.append((now_s, now_s - asked_s))
 
 
-async def use(callers: Traffic, worker: Worker, *, users: int, seconds: float) -> None:
+class Doing(Protocol):
+    """Asks on behalf of users."""
+
+    async def do(self, descriptor: Mapping[str, str], work: Callable[[], Awaitable[None]], /) -> bool:
+        """One request that does something real, if it may."""
+
+
+async def use(callers: Doing, worker: Worker, *, users: int, seconds: float) -> None:
     """Let so many users go on for so long."""
 
     async def live(draw: Random) -> None:

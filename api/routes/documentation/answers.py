@@ -18,6 +18,7 @@ class PolicyList(TypedDict):
     revisions: dict[str, int]
     owners: dict[str, str]
     damaged: dict[str, Any]
+    warnings: list[str]
 
 
 class Entry(TypedDict):
@@ -50,6 +51,7 @@ class CheckedSet(TypedDict):
     """The set is valid."""
 
     ok: bool
+    warnings: list[str]
 
 
 class Revision(TypedDict):

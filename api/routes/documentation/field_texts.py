@@ -25,7 +25,8 @@ SCHEMA_TEXTS: dict[str, str] = {
     "FieldProblem": "One mistake in a request.",
     "Criticality": "The class of a request, most important first.",
     "Policy": "A limit: which requests it covers, what splits it into buckets, and how much it admits.",
-    "Namespace": "How a namespace is divided into partitions.",
+    "Namespace": "How a namespace is divided into partitions, and what stands behind its limits.",
+    "Backend": "What a backend can do, and the policies that commit it.",
     "Quota": "An absolute limit over a calendar period.",
     "Steering": "How the controller moves the cap of a bucket that counts requests.",
     "Smoothing": "The weight of the newest sample in each average that steers a cap.",
@@ -37,6 +38,7 @@ SCHEMA_TEXTS: dict[str, str] = {
     "Expectations": "Overload control by how soon callers expect answers.",
     "ResponseTime": "Overload control by a percentile of response times.",
     "Utilisation": "Overload control by the load that services report.",
+    "Rounding": "How the caller's own measure becomes units of work.",
     "Mechanism": "What a bucket counts.",
     "Count": "What a bucket of mechanism `work` counts.",
     "Admit": "What the balance must cover for a request to be admitted.",
@@ -199,6 +201,10 @@ FIELD_TEXTS: dict[str, Texts] = {
             "Only present with overload control: the share of this class's requests that it refuses, from 0 to 1.",
             0.0,
         ),
+        "drawn_share": (
+            "Only present where requests of this class are refused by draw: the share that is drawn.",
+            0.4,
+        ),
     },
     "Limit": {
         "policy": ("The policy's name.", "orders-reads"),
@@ -241,6 +247,10 @@ FIELD_TEXTS: dict[str, Texts] = {
         ),
         "refused_share": (
             "Only present with overload control: the share of this class's requests that it refuses, from 0 to 1.",
+            0.4,
+        ),
+        "drawn_share": (
+            "Only present where requests of this class are refused by draw: the share that is drawn.",
             0.4,
         ),
     },
@@ -320,6 +330,7 @@ FIELD_TEXTS: dict[str, Texts] = {
             {"default/orders-reads": "file"},
         ),
         "damaged": ("Stored policies that cannot be read and do not apply, with what is stored.", {}),
+        "warnings": ("Backends of which the policies commit more than they can do.", []),
     },
     "Entry": {
         "kind": ("`policy` or `namespace`.", "policy"),
@@ -343,6 +354,7 @@ FIELD_TEXTS: dict[str, Texts] = {
     },
     "CheckedSet": {
         "ok": ("Always true in this answer; an invalid set is a 422.", True),
+        "warnings": ("Backends of which the policies of the set commit more than they can do.", []),
     },
     "PolicySetRequest": {
         "namespaces": ("Namespaces to declare, by name.", {"orders": {"partitions": 4, "partition_by": ["customer"]}}),

@@ -1,138 +1,45 @@
-"""The OpenAPI document: schemas from the types that decode and encode, with descriptions and examples."""
+"""The OpenAPI texts of every route: bodies, answers and errors, each with an example."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
 
-from api.data.decode import BatchRequest
-from api.data.schemas import GrantedAnswer, Problem, RefusedAnswer, SettledAnswer
-from api.routes.documentation.answers import ANSWERS
-from api.routes.documentation.field_texts import FIELD_TEXTS, LOSS_EXAMPLE, SCHEMA_TEXTS
+from api.routes.documentation.field_texts import FIELD_TEXTS, LOSS_EXAMPLE
 from api.routes.documentation.lease_texts import (
     LEASE_EXAMPLE,
-    LEASE_SCHEMA_TEXTS,
-    LEASE_TEXTS,
     LENT_EXAMPLE,
     LISTED_EXAMPLE,
     RENEW_EXAMPLE,
     RETURN_EXAMPLE,
 )
-from api.routes.documentation.policy_texts import POLICY_TEXTS
-from limiter.model.bucket.contract import AcquireRequest, SettleRequest, SignalRequest, SignalsTaken
-from limiter.model.bucket.lease_contract import (
-    LeaseList,
-    LeaseRequest,
-    Lent,
-    RenewRequest,
-    Returned,
-    ReturnRequest,
-    Revoked,
-)
 from limiter.model.numbers import NUMBER_MAX
-from limiter.model.policy.policy import Policy
-from limiter.model.policy.policy_set import Namespace
 
 REF = "#/components/schemas/{name}"
-STRUCTS = [
-    AcquireRequest, SettleRequest, BatchRequest, SignalRequest, GrantedAnswer, RefusedAnswer, SettledAnswer,
-    SignalsTaken, Problem, LeaseRequest, RenewRequest, ReturnRequest, Lent, Returned, LeaseList, Revoked, *ANSWERS,
-]  # fmt: skip
 
 
-def describe(app: FastAPI) -> None:
-    """Make an application use the document of this module."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).update(_schemas())
-    scheme = "An API key, where keys are configured: `Authorization: Bearer <key>`."
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": scheme}}
-    for name in ("HTTPValidationError", "ValidationError"):  # the framework's own schemas, which no route answers with
-        components["schemas"].pop(name, None)
-    document["security"] = [{"key": []}, {}]
-    for path, operations in document["paths"].items():
-        thing = "name of the namespace" if "namespaces" in path else "name of the policy"
-        thing = "id of the lease" if "leases" in path else thing
-        for operation in operations.values():
-            for parameter in operation.get("parameters", ()):
-                if parameter["in"] == "path":
-                    parameter["description"] = f"The {thing}."
-    for content in document["paths"]["/v1/policies/{name}"]["patch"]["requestBody"]["content"].values():
-        content["example"] = _PATCH  # set here, as the framework drops every null
-    return document
-
-
-def _schemas() -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(STRUCTS, ref_template=REF)
-    policy = Policy.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
-    schemas.update(policy.pop("$defs", {}))
-    schemas["Policy"] = policy
-    schemas["Namespace"] = Namespace.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas["Namespace"].pop("$defs", None)  # they are among those of a policy
-    schemas["PolicySetRequest"] = _SET
-    schemas["RollbackRequest"] = _ROLLBACK_BODY
-    schemas["BatchResult"] = _BATCH_RESULT
-    schemas["BatchAnswer"] = _BATCH_ANSWER
-    for name in ("PolicyList", "NamespaceList"):
-        schemas[name]["properties"]["namespaces"]["additionalProperties"] = _ref("Namespace")
-    schemas["PolicyList"]["properties"]["policies"]["items"] = _ref("Policy")
-    return {name: _explained(name, schema) for name, schema in schemas.items()}
-
-
-def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with descriptions and examples of it and its fields, in the order of the descriptions."""
-    described = SCHEMA_TEXTS.get(name) or LEASE_SCHEMA_TEXTS.get(name)
-    if described is not None:
-        schema = schema | {"description": described}
-    texts = POLICY_TEXTS.get(name) or LEASE_TEXTS.get(name) or FIELD_TEXTS.get(name, {})
-    known = schema.get("properties", {})
-    fields = {
-        field: known[field] | {"description": _sentence(meaning), "examples": [example]}
-        for field, (meaning, example) in texts.items()
-        if field in known
-    }
-    return schema | {"properties": fields | {f: s for f, s in known.items() if f not in fields}} if known else schema
-
-
-def _sentence(meaning: str) -> str:
-    """Return the text of a table's cell as a sentence."""
-    return meaning[:1].upper() + meaning[1:].removesuffix(".") + "."
-
-
-def _ref(name: str) -> dict[str, str]:
+def ref(name: str) -> dict[str, str]:
+    """Return the reference to a schema of the document."""
     return {"$ref": REF.format(name=name)}
 
 
 def _body(name: str, **examples: Any) -> dict[str, Any]:
     shown = {title: {"value": value} for title, value in examples.items()}
-    content = {"application/json": {"schema": _ref(name), "examples": shown}}
+    content = {"application/json": {"schema": ref(name), "examples": shown}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def _answer(description: str, name: str, example: Any = None) -> dict[str, Any]:
-    content: dict[str, Any] = {"schema": _ref(name)}
+    content: dict[str, Any] = {"schema": ref(name)}
     if example is not None:
         content["example"] = example
     return {"description": description, "content": {"application/json": content}}
 
 
 def _problem(description: str, name: str = "Problem", *examples: Any) -> dict[str, Any]:
-    content: dict[str, Any] = {"schema": _ref(name)}
+    content: dict[str, Any] = {"schema": ref(name)}
     if examples:
         content["examples"] = {example["reason"]: {"value": example} for example in examples}
     return {"description": description, "content": {"application/problem+json": content}}
@@ -284,15 +191,15 @@ SETTLE: dict[str, Any] = {
     },
     "openapi_extra": _body("SettleRequest", finished=_TELL, so_far=_TELL | {"final": False}),
 }
-_BATCH_RESULT: dict[str, Any] = {
+BATCH_RESULT: dict[str, Any] = {
     "type": "object",
     "properties": {"status": {"type": "integer"}},
     "required": ["status"],
-    "anyOf": [_ref(name) for name in ("GrantedAnswer", "SettledAnswer", "RefusedAnswer", "Problem")],
+    "anyOf": [ref(name) for name in ("GrantedAnswer", "SettledAnswer", "RefusedAnswer", "Problem")],
 }
-_BATCH_ANSWER: dict[str, Any] = {
+BATCH_ANSWER: dict[str, Any] = {
     "type": "object",
-    "properties": {"results": {"type": "array", "items": _ref("BatchResult")}},
+    "properties": {"results": {"type": "array", "items": ref("BatchResult")}},
     "required": ["results"],
 }
 BATCH: dict[str, Any] = {
@@ -379,16 +286,17 @@ _LISTED = {
     "revisions": {"default/orders-reads": 9},
     "owners": {"default/orders-reads": "file"},
     "damaged": {},
+    "warnings": [],
 }
 POLICIES: dict[str, Any] = {"responses": {200: _answer("The policies", "PolicyList", _LISTED), **_READ}, **_ONLY}
 POLICY: dict[str, Any] = {
     "responses": {200: _answer("The policy", "Policy", _POLICY), **_READ, **_MISSING},
     "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
 }
-_SET: dict[str, Any] = {
+POLICY_SET: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "namespaces": {"type": "object", "additionalProperties": _ref("Namespace")},
+        "namespaces": {"type": "object", "additionalProperties": ref("Namespace")},
         "defaults": {"type": "object"},
         "policies": {"type": "array", "items": {"type": "object"}},
         "owner": {"type": "string", **_NAMES, "default": "api"},
@@ -403,7 +311,7 @@ _SET_BODY = {
         "required": True,
         "content": {
             "application/json": {
-                "schema": _ref("PolicySetRequest"),
+                "schema": ref("PolicySetRequest"),
                 "example": {"policies": [_POLICY], "owner": "ci", "prune": True},
             }
         },
@@ -431,7 +339,7 @@ POLICIES_APPLY: dict[str, Any] = {
     "openapi_extra": _SET_BODY,
 }
 POLICIES_CHECK: dict[str, Any] = {
-    "responses": {200: _answer("Valid", "CheckedSet", {"ok": True}), **_COMMON},
+    "responses": {200: _answer("Valid", "CheckedSet", {"ok": True, "warnings": []}), **_COMMON},
     "openapi_extra": _SET_BODY,
 }
 POLICY_PUT: dict[str, Any] = {
@@ -443,7 +351,7 @@ POLICY_PUT: dict[str, Any] = {
     },
     "openapi_extra": {"parameters": [_NAMESPACE_ASKED, _IF_MATCH], **_body("Policy", reads=_POLICY)},
 }
-_PATCH = {"rate": 200, "description": None}
+PATCH_EXAMPLE = {"rate": 200, "description": None}
 POLICY_PATCH: dict[str, Any] = {
     "responses": {200: _answer("Changed", "Policy", _POLICY), **_COMMON, **_MISSING, **_LOST},
     "openapi_extra": {
@@ -475,7 +383,7 @@ POLICY_HISTORY: dict[str, Any] = {
     "responses": {200: _answer("The changes, newest first", "PolicyHistory", _HISTORY), **_READ, **_MISSING},
     "openapi_extra": {"parameters": [_NAMESPACE_ASKED]},
 }
-_ROLLBACK_BODY = {
+ROLLBACK_BODY = {
     "type": "object",
     "properties": {"revision": {"type": "integer", "minimum": 1, "maximum": int(NUMBER_MAX)}},
     "required": ["revision"],
@@ -487,7 +395,7 @@ POLICY_ROLLBACK: dict[str, Any] = {
         "parameters": [_NAMESPACE_ASKED, _IF_MATCH],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": _ref("RollbackRequest"), "example": {"revision": 7}}},
+            "content": {"application/json": {"schema": ref("RollbackRequest"), "example": {"revision": 7}}},
         },
     },
 }

@@ -515,7 +515,7 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             5,
         ),
         "in": (
-            "rules `in_flight`: whether a request in flight counts as one or as its charge",
+            "whether a request counts as one or as its charge, in flight and in rates",
             "work",
         ),
         "percentiles": (
@@ -621,6 +621,20 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
         "default_criticality": (
             "the class of requests that claim none, unless a policy gives one",
             "sheddable",
+        ),
+        "backends": (
+            "what stands behind the limits, so that overbooking is seen",
+            {"db": {"rate": 2000, "policies": ["reads", "writes"]}},
+        ),
+    },
+    "Backend": {
+        "rate": (
+            "the work that the backend can do",
+            "2000/s",
+        ),
+        "policies": (
+            "the policies that commit it; if not given, all of the namespace",
+            ["reads", "writes"],
         ),
     },
 }

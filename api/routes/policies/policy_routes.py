@@ -41,7 +41,7 @@ from limiter.api_keys import Principal
 from limiter.model.numbers import NUMBER_MAX
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy import Policy
-from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.policy_set import PolicySet, warnings
 from limiter.model.policy.reading import dump, policy_set_steps, read_policy
 from limiter.model.steps import Steps
 from limiter.runtime.pauses import with_pauses
@@ -68,6 +68,7 @@ async def list_policies(request: Request) -> Response:
     namespace = asked_namespace(request, principal)
     stored = await _store(request).load()
     document = await with_pauses(_listed(stored, namespace))
+    document["warnings"] = warnings(stored.policies, namespace)
     return respond(tagged(json_answer(document), stored.revision))
 
 
@@ -95,10 +96,13 @@ async def apply_policies(request: Request) -> Response:
 
 @router.post("/v1/policies/check", **POLICIES_CHECK)
 async def check_policies(request: Request) -> Response:
-    """Check whether a set is valid, and list the mistakes by field if not. Changes nothing and needs no store."""
+    """Check whether a set is valid, and list the mistakes by field if not. Changes nothing and needs no store.
+
+    Its warnings are about backends of which the set's policies commit more than they can do.
+    """
     principal = admit(request, "view")
-    await _set(request, principal, asked_namespace(request, principal))
-    document: CheckedSet = {"ok": True}
+    _, policies = await _set(request, principal, asked_namespace(request, principal))
+    document: CheckedSet = {"ok": True, "warnings": warnings(policies)}
     return respond(json_answer(document))
 
 
@@ -233,6 +237,7 @@ def _listed(stored: StoredPolicies, namespace: str | None) -> Steps[PolicyList]:
         "damaged": {
             str(place): kept.part for place, kept in stored.damaged.items() if namespace in (None, place.namespace)
         },
+        "warnings": [],
     }
 
 

@@ -1,1 +1,1 @@
-"""Buckets: records, the ledger of a slot, operations, reservations and decisions."""
+"""Buckets: records and their parts, operations, reservations and decisions."""

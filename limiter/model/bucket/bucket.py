@@ -39,7 +39,7 @@ KEPT_LONGER_S = 60
 
 KEPT_MAX_S = 2**32 - 1
 ATTEMPTS_MAX = 2**32 - 1
-"""Of second or further attempts; they are counted no further."""
+"""The most second or further attempts that are counted."""
 
 LENT_TTL_S = 86_400
 """How long a bucket that lends is kept: a leap of the clock must not end it."""
@@ -54,10 +54,10 @@ HISTOGRAM_STEPS = OCTAVES * STEPS
 """Latency histogram: 0.0625 ms to 70 minutes, seven steps to an octave, each 2^(1/7) times as wide as the last."""
 
 STEP_EDGES = tuple(0.5 * 2 ** (step / STEPS) for step in range(1, STEPS))
-"""Where the steps of an octave begin, but for the first: as the mantissa of a latency."""
+"""Lower ends of the steps of an octave except the first, as mantissas of a latency."""
 
 COUNT_MAX = 2**32 - 1
-"""Of latencies in one step; it counts no further."""
+"""The most latencies that one step counts."""
 
 
 class Flags(IntFlag):
@@ -204,9 +204,9 @@ class Record:
     kept_until_s: int = 0
     """When the key expires: at least as long as it is needed, moved about once a minute."""
     charge: float = 0.0
-    """Learned by the controller (W8); 0 while nothing is learned."""
+    """The learned charge (W8); 0 while nothing is learned."""
     second_attempts: int = 0
-    """Requests that said they were tried for the second time (G6)."""
+    """Requests that say that they are second attempts (G6)."""
     further_attempts: int = 0
     """Those tried more often than that."""
     work_settled: float = 0.0
@@ -405,6 +405,8 @@ def adopt(record: Record, params: Params, now_us: int) -> None:
                 record.rate = cap if 0 < cap < RATE_MAX else params.cap * share
             capacity = _burst_of(params, share, record.rate)
         record.committed = committed
+    if params.lending is not None and capacity > record.capacity:
+        lending.keep_lent(record, params.lending.bound, capacity)
     record.capacity = capacity
     record.balance = min(record.balance, lending.free_capacity(record))
     _adopt_bounds(record, params, share)
@@ -413,7 +415,7 @@ def adopt(record: Record, params: Params, now_us: int) -> None:
 
 
 def _convert(record: Record, params: Params, now_us: int) -> None:
-    """Change to the kind of bucket that the policy says now. An auto bucket counts requests only while lent that."""
+    """Change to the policy's present kind of bucket. An auto bucket counts requests only up to `requests_until`."""
     before, flags = record.flags, params.flags & RECORD_FLAGS
     if params.is_auto and before & KIND == Flags.COUNTS_REQUESTS and record.work_settled < record.requests_until:
         flags |= Flags.COUNTS_REQUESTS
@@ -472,7 +474,7 @@ def collectable(record: Record, amount: float) -> float:
 
 
 def keep(record: Record, now_us: int) -> None:
-    """Move the key's expiry if it is too early, or so late that the key would stay for nothing."""
+    """Move the key's expiry if it is too early, or later than the record is needed."""
     needed_s = _needed_until_s(record, now_us)
     if not needed_s <= record.kept_until_s <= needed_s + 2 * KEPT_LONGER_S:
         record.kept_until_s = min(math.ceil(needed_s) + KEPT_LONGER_S, KEPT_MAX_S)
@@ -495,7 +497,7 @@ def _needed_until_s(record: Record, now_us: int) -> float:
 
 
 def histogram_step(latency_ms: float) -> int:
-    """Which step of the histogram counts this latency: by exponent and mantissa, no logarithm."""
+    """Return the histogram's step for a latency, from its exponent and mantissa; without a logarithm."""
     mantissa, exponent = math.frexp(latency_ms)
     if latency_ms <= 0 or exponent < OCTAVE_MIN:
         return 0

@@ -123,9 +123,11 @@ class Granted(Struct, frozen=True):
     covered: bool = True
     """False where no policy covers the request, so that nothing was charged (P7)."""
     state: StateName | None = None
-    """How what the limits protect fares (S8); None where no limit has overload control."""
+    """State of the protected service (S8); None where no limit has overload control."""
     refused_share: float | None = None
-    """Of the requests of this class, as overload control refuses them."""
+    """Share of the requests of this class that overload control refuses."""
+    drawn_share: float | None = None
+    """Share of the requests of this class that is refused by draw; None if none is."""
 
 
 Reason = Literal["work", "request_rate", "quota", "overload", "request_too_large", "denied", "blocked", "in_flight"]
@@ -145,6 +147,7 @@ class Refused(Struct, frozen=True):
     overloaded: bool = False
     state: StateName | None = None
     refused_share: float | None = None
+    drawn_share: float | None = None
 
 
 Decision = Granted | Refused

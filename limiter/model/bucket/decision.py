@@ -35,7 +35,7 @@ FULL_WAIT_S = 1.0
 """When to ask again for a place among the open reservations (W18)."""
 
 SHED_WAIT_S = 1.0
-"""The controller steps about once a second: nothing changes sooner."""
+"""The controller steps about once per second: nothing changes sooner."""
 
 _BLOCKED, _TURNED_AWAY, _DENIED, _FULL = Verdict.BLOCKED, Verdict.TURNED_AWAY, Verdict.DENIED, Verdict.FULL
 
@@ -138,6 +138,7 @@ def refusal(
         overloaded=told.state is State.OVERLOADED,
         state=None if lot is None else told.state.word,
         refused_share=None if lot is None else told.refused_share,
+        drawn_share=drawn_share(limits, answers) or None,
     )
 
 
@@ -161,6 +162,19 @@ def pressure(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> Pressu
             quality = min(quality, known.quality)
             refused_share = max(refused_share, known.refused_share)
     return Pressure(state, quality, refused_share)
+
+
+def drawn_share(limits: Sequence[Limit], answers: Sequence[BucketAnswer]) -> float:
+    """Return the share of a request's class that is refused by draw, so that a client does not take it for a limit
+    (G3)."""
+    return max(
+        (
+            answer.pressure.drawn_share
+            for limit, answer in zip(limits, answers, strict=True)
+            if answer.pressure is not None and not limit.shadow
+        ),
+        default=0.0,
+    )
 
 
 def _shed_wait_us(answer: BucketAnswer, lot: Lot | None) -> float:

@@ -25,7 +25,7 @@ PLACES_MAX = 1_000_000
 """The highest limit that a policy may set."""
 
 STEP_BACK_MAX_US = 1_000_000
-"""A clock that steps back by at most this waits for the past to catch up; a larger step begins the slots anew."""
+"""A clock that steps back by at most this waits for the past to catch up; after a larger step the slots start again."""
 
 
 class InFlightTerms(NamedTuple):
@@ -36,7 +36,7 @@ class InFlightTerms(NamedTuple):
     length_us: float = 0.0
     """Fixed length of a slot; 0: as long as the longest time to live."""
     in_work: bool = False
-    """True if each counts as much as it was charged, instead of one (S11)."""
+    """True if each reservation counts its charge instead of one (S11)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def begin(terms: InFlightTerms, now_us: int) -> Slots:
 
 
 def adopt(slots: Slots, terms: InFlightTerms) -> None:
-    """Go by changed terms: a fixed length holds at once, any other from the next time to live on."""
+    """Apply changed terms: a fixed length at once, any other from the next admitted time to live on."""
     if terms.length_us > 0:
         slots.length_us, slots.longest_us = terms.length_us, 0.0
 
@@ -92,7 +92,7 @@ def roll(slots: Slots, now_us: int) -> None:
 
 
 def add(slots: Slots, terms: InFlightTerms, amount: float, ttl_us: float) -> None:
-    """Count what was admitted now and lives so long."""
+    """Count a reservation that is admitted now, with its time to live."""
     slots.present += amount
     if terms.length_us > 0:
         return
@@ -101,8 +101,10 @@ def add(slots: Slots, terms: InFlightTerms, amount: float, ttl_us: float) -> Non
 
 
 def free(slots: Slots, amount: float, counted_us: float) -> None:
-    """Free what was counted at a time, unless it has left with its slot. The other slot gives what its own lacks: a
-    clock that went back may have put it there."""
+    """Free the place of a reservation that was counted at a time, unless its slot has been dropped.
+
+    If its slot counts too few, the other one is reduced: a clock that went back may have counted it there.
+    """
     if counted_us < slots.before_us:
         return
     if counted_us >= slots.start_us:
@@ -116,12 +118,12 @@ def free(slots: Slots, amount: float, counted_us: float) -> None:
 
 
 def limit_here(terms: InFlightTerms, share: float) -> float:
-    """How many may be open in a bucket that holds a share of the limit: at least one, or it would admit nothing."""
+    """Return the most that may be open in a bucket with a share of the limit: at least one, to admit anything."""
     return max(1.0, terms.limit * share)
 
 
 def until_us(slots: Slots) -> float:
-    """Until when something may be counted; 0 if nothing is."""
+    """Return the time until which a reservation may be counted; 0 if none is."""
     return slots.start_us + 2 * slots.length_us if slots.present + slots.before > 0 else 0.0
 
 

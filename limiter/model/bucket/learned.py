@@ -37,7 +37,7 @@ def learn_id(learn_by: Sequence[str], descriptor: Mapping[str, str]) -> int:
 
 
 def find(entries: Sequence[Entry], id_: int) -> Entry | None:
-    """Return the entry that an id goes by; None if it has none yet."""
+    """Return the entry of an id; None if it has none yet."""
     others = 0
     rest = None
     for entry in entries:
@@ -51,7 +51,7 @@ def find(entries: Sequence[Entry], id_: int) -> Entry | None:
 
 
 def make(entries: list[Entry], id_: int) -> Entry:
-    """Return the entry that an id goes by, made if there is none."""
+    """Return the entry of an id, made if there is none."""
     found = find(entries, id_)
     if found is None:
         others = sum(entry.id != REST for entry in entries)

@@ -213,8 +213,11 @@ def _drafted(row: Row, ask: LeaseAsk, want: LeaseWant, record: Record, book: Boo
     is_live = lending.take_out(book, row, part)
     if record.is_quota:
         return None
-    using = lending.in_use(record, row, part, ask.taken, want.ask.held) if is_live else (0.0, 0.0)
-    return lending.draft(record, book, using, want.ask, terms_of(want.params), ask.weight)
+    terms, using, left = terms_of(want.params), (0.0, 0.0), 0.0
+    if is_live and not part.period_us:
+        left = lending.left_at_most(record, book, part, terms, is_taken=ask.taken == row.number)
+        using = lending.in_use(record, row, part, ask.taken, want.ask.held)
+    return lending.draft(record, book, using, want.ask, terms, ask.weight)._replace(left=left)
 
 
 def give_back(row: Row, ask: LeaseAsk, records: list[Record], books: list[Book]) -> None:
@@ -225,7 +228,8 @@ def give_back(row: Row, ask: LeaseAsk, records: list[Record], books: list[Book])
         if record.is_quota:
             lending.give_back_portion(record, part, want.ask)
         else:
-            lending.give_back(record, row, part, ask.taken, want.ask, terms_of(want.params), is_live=is_live)
+            terms = terms_of(want.params)
+            lending.give_back(record, book, row, part, ask.taken, want.ask, terms, is_live=is_live)
         part.end_us = min(part.end_us, book.tau_us)
         _count_used(record, book, part, row.used, used, want)
         lending.finish(record, book, terms_of(want.params))

@@ -12,8 +12,8 @@ counts the larger of these two as lent, until the holder has said which, or its 
 before it asks; it is raised only out of what is free. A lost answer costs time and nothing else (F-L3).
 
     tau      own time of a bucket = updated_us + shift_us: follows the store's clock, never goes back, and while parts
-             are lent goes forward by at most LEAP_MAX_US a call: a leap of the clock does not end leases (F-L4)
-    book     sums over all parts with the same end (whole seconds), so that no holder is ever looked up for another
+             are lent goes forward by no more a call than holders let pass: a leap of the clock ends no leases (F-L4)
+    book     sums over all parts with the same end (half seconds), so that no holder is ever looked up for another
     row      what one lease was answered last, a part for each of its buckets
 
     level    (1 − demand of the content − plain) / (weight of the short + own weight)     max-min fair, of the rate
@@ -29,17 +29,24 @@ A quota lends tokens for good: portions that shrink with what is left, the last 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-GRAIN_US = 1_000_000.0
+GRAIN_US = 500_000.0
 """Ends are rounded up to a multiple of this, so that a few sums stand for any number of holders."""
-MARGIN = 0.01
-"""Part of a lease that the bucket waits longer than the holder: their clocks run at different speeds."""
+MARGIN_US = 500_000.0
+"""The bucket waits so much longer than the holder: clocks run at different speeds, and one may leap. With the grain, a
+lease and a second at most."""
 ROW_KEPT_US = 5_000_000.0
 """A row is known so long after its end: later it is as if there had been no lease."""
 LEAP_MAX_US = 1_200_000.0
+"""A bucket that lends believes in no more time than this between two calls, or in a third of what is left of its
+leases, if that is more: longer leases are renewed less often. So a leap of the clock ends a lease at most
+`LEAP_MAX_US - MARGIN_US` = 0.7 s early, and credits at most what the bucket itself gets in 1.2 s: in all at most
+0.7 · (capacity + a second's rate), as min(capacity, 1.2 s of rate) is less than that."""
+LEAP_PARTS = 3.0
 SMOOTH_US = 1_000_000.0
 PLAIN_MIN_US = 100_000.0
 HEAD = 1.05
@@ -106,6 +113,10 @@ class Book:
     seen_admitted: float = 0.0
     ends: list[Sums] = field(default_factory=list)
 
+    def copy(self) -> Book:
+        """Return a book of its own, for a request that may come to nothing."""
+        return replace(self, ends=[copy(sums) for sums in self.ends])
+
 
 @dataclass(slots=True)
 class Part:
@@ -120,7 +131,7 @@ class Part:
     tokens: float = 0.0
     """Tokens that came with that answer."""
     moved: float = 0.0
-    """Debt of the holder's that is the bucket's by now, in all."""
+    """Debt of the holder's that is the bucket's by now, in all. Of a quota: what it could not pay of what was spent."""
     period_us: float = 0.0
     """Of a quota: when the period ends that `given` is of; 0 of a rate."""
     given: float = 0.0
@@ -130,6 +141,10 @@ class Part:
     content: float = 0.0
     short: float = 0.0
     demand: float = 0.0
+    level: float = 0.0
+    """The most that the holder can have had left, with that answer's tokens: no more can ever be given back."""
+    at_us: float = 0.0
+    """When that was, in the bucket's own time."""
 
 
 class Used(NamedTuple):
@@ -158,6 +173,10 @@ class Row:
     """Given back: it is over."""
     is_revoked: bool = False
     """Nothing more is lent; what is lent ends with its lease, and can be given back until then."""
+
+    def copy(self) -> Row:
+        """Return a row of its own, for a request that may come to nothing."""
+        return replace(self, parts=[copy(part) for part in self.parts])
 
 
 class LendStatus(IntEnum):
@@ -222,15 +241,18 @@ class Draft(NamedTuple):
     capacity: float
     crowded: bool
     """Too many holders for the capacity: they must not weigh on the fair part of those that have a slice."""
+    left: float = 0.0
+    """The most that the holder can have left."""
 
 
 def refill(record: Lending, lent: Lent, elapsed_us: float) -> None:
     """Credit a bucket that may have lent parts of itself; `updated_us` is still the old one."""
     tau_us = record.updated_us + lent.shift_us
     if lent.until_us > tau_us:
-        if elapsed_us > LEAP_MAX_US:
-            lent.shift_us -= elapsed_us - LEAP_MAX_US
-            elapsed_us = LEAP_MAX_US
+        believed_us = max(LEAP_MAX_US, (lent.until_us - tau_us) / LEAP_PARTS)
+        if elapsed_us > believed_us:
+            lent.shift_us -= elapsed_us - believed_us
+            elapsed_us = believed_us
         lent_us = min(elapsed_us, lent.until_us - tau_us)
         balance = record.balance + lent_us * record.rate * (1.0 - lent.rate) / 1e6
         record.balance = min(balance, free_capacity(record))
@@ -245,6 +267,13 @@ def free_capacity(record: Lending) -> float:
     """Return the capacity that is not lent."""
     lent = record.lent
     return record.capacity if lent is None else record.capacity * (1.0 - lent.capacity)
+
+
+def keep_lent(record: Lending, bound: float, capacity: float) -> None:
+    """Before the capacity is raised: a bound does not grow with it, so neither does the bucket's own part of that."""
+    if record.lent is not None and record.lent.capacity != 0:
+        own = free_capacity(record) * (capacity + bound) / (record.capacity + bound)
+        record.lent.capacity = 1.0 - min(1.0, own / capacity)
 
 
 def free_part(record: Lending) -> float:
@@ -320,12 +349,19 @@ def take_out(book: Book, row: Row, part: Part) -> bool:
 
 def in_use(record: Lending, row: Row, part: Part, taken: float, held: float) -> tuple[float, float]:
     """Parts of rate and capacity that the holder of a live part may be using."""
-    if part.period_us:
-        return 0.0, 0.0  # it was a portion of a quota, which the bucket is no more
     if taken == row.number:
         return min(part.rate, held), part.capacity
     record.balance += part.tokens  # that answer is never taken over now
     return min(part.held_rate, held), part.held_capacity
+
+
+def left_at_most(record: Lending, book: Book, part: Part, terms: LendTerms, *, is_taken: bool) -> float:
+    """Return the most that the holder of a live part can have left, whatever it says."""
+    elapsed_us, whole = book.tau_us - part.at_us, record.capacity + terms.bound
+    if is_taken:
+        return min(part.level + elapsed_us * part.rate * record.rate / 1e6, part.capacity * whole)
+    before = part.level - part.tokens  # that answer was never taken over
+    return min(before + elapsed_us * part.held_rate * record.rate / 1e6, part.held_capacity * whole)
 
 
 def _count(book: Book, part: Part, weight: float) -> None:
@@ -403,6 +439,7 @@ def lend(record: Lending, book: Book, plan: Draft, part: Part, ask: Said, terms:
         tokens = record.balance * min(1.0, (plan.capacity - plan.held_capacity) / free)
     record.balance -= tokens
     part.rate, part.capacity, part.tokens = plan.rate, plan.capacity, tokens
+    part.level, part.at_us = plan.left + tokens, book.tau_us
     part.given = part.period_us = 0.0
     part.held_rate, part.held_capacity = plan.held_rate, plan.held_capacity
     part.end_us = lease_end_us(book, terms)
@@ -442,14 +479,14 @@ def finish(record: Lending, book: Book, terms: LendTerms) -> None:
 
 
 def give_back(
-    record: Lending, row: Row, part: Part, taken: float, ask: Said, terms: LendTerms, *, is_live: bool
+    record: Lending, book: Book, row: Row, part: Part, taken: float, ask: Said, terms: LendTerms, *, is_live: bool
 ) -> None:
     """End a part: tokens come back if the lease is not over, debt always (F-L6). `ask.held` is what is given back."""
     if is_live and not part.period_us:
-        most = part.capacity * (record.capacity + terms.bound)
+        most = left_at_most(record, book, part, terms, is_taken=True)
         record.balance += min(ask.held, most) if taken == row.number else part.tokens
     owe(record, max(0.0, ask.debt - (part.moved - ask.moved)))
-    part.rate = part.capacity = part.held_rate = part.held_capacity = part.tokens = 0.0
+    part.rate = part.capacity = part.held_rate = part.held_capacity = part.tokens = part.level = 0.0
 
 
 def portion(record: Lending, book: Book, part: Part, ask: Said, terms: LendTerms, weight: float) -> None:
@@ -460,8 +497,9 @@ def portion(record: Lending, book: Book, part: Part, ask: Said, terms: LendTerms
     """
     spent, held = (ask.debt, ask.held) if ask.moved == record.rate else (0.0, 0.0)
     given = part.given if part.period_us == record.rate else 0.0
+    part.moved = part.moved if part.period_us == record.rate else 0.0
     held = min(held, max(0.0, given - spent))  # a holder never had more than it was given
-    _set_right(record, given, spent + held)
+    _set_right(record, part, given, spent + held)
     wanted = max(0.0, ask.wanted)
     goal = min(wanted * PORTION_S, (record.balance + held) / (2.0 * (total(book).holders + weight + 1.0)))
     if wanted > 0 and goal < 1:
@@ -478,18 +516,26 @@ def portion(record: Lending, book: Book, part: Part, ask: Said, terms: LendTerms
 def give_back_portion(record: Lending, part: Part, ask: Said) -> None:
     """Take back what a holder has not spent of its portions, and debit what it has spent beyond them."""
     if part.period_us == record.rate and ask.moved == record.rate:
-        _set_right(record, part.given, ask.debt)
+        _set_right(record, part, part.given, ask.debt)
     part.tokens = part.given = 0.0
 
 
-def _set_right(record: Lending, given: float, kept: float) -> None:
-    """Give a quota back what a holder does not keep, or debit what it has spent beyond what it was given."""
+def _set_right(record: Lending, part: Part, given: float, kept: float) -> None:
+    """Give a quota back what a holder does not keep, or debit what it has spent beyond what it was given.
+
+    What the quota could not pay comes back to nobody.
+    """
     if kept > given:
+        unpaid = record.uncollected
         owe(record, kept - given)
+        part.moved += record.uncollected - unpaid
     else:
-        record.balance += given - kept
+        forgiven = min(given - kept, part.moved)
+        part.moved -= forgiven
+        record.uncollected -= forgiven
+        record.balance += given - kept - forgiven
 
 
 def lease_end_us(book: Book, terms: LendTerms) -> float:
     """When a part that is lent now ends, in the bucket's own time."""
-    return math.ceil((book.tau_us + terms.lease_us * (1.0 + MARGIN)) / GRAIN_US) * GRAIN_US
+    return math.ceil((book.tau_us + terms.lease_us + MARGIN_US) / GRAIN_US) * GRAIN_US

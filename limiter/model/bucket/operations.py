@@ -1,7 +1,7 @@
 """Acquire and settle as values: operations and their answers.
 
 The same values go to the scripts (packed by `limiter.store.layout`) and to the model
-(`limiter.model.bucket.ledger`). A request makes dozens of them: a struct costs a quarter of a named tuple, and as
+(`limiter.model.ledger.ledger`). A request makes dozens of them: a struct costs a quarter of a named tuple, and as
 nothing in them can refer back to them, the garbage collector need not track them (`gc=False`).
 """
 
@@ -32,9 +32,9 @@ class Verdict(IntEnum):
     TURNED_AWAY = 3
     """Refused by overload control, whatever the limit."""
     DENIED = 8
-    """The key is blocked for a time (W17). Not 4: that bit of an answer tells the unit."""
+    """The key is blocked for a time (W17). Not 4: that bit of an answer is the unit."""
     FULL = 9
-    """As many reservations are open as may be (W18)."""
+    """The most reservations that may be open are open (W18)."""
 
 
 class AcquireStatus(IntEnum):
@@ -151,6 +151,11 @@ class Pressure(_Value, frozen=True, gc=False):
     """Requests per second; 0: not limited."""
     limit: float = 0.0
     """In flight, from which on the class is refused; 0: not limited (S9)."""
+
+    @property
+    def drawn_share(self) -> float:
+        """The refused share, if requests are drawn by it alone: not if what is in flight or a rate decides."""
+        return 0.0 if self.limit > 0 or self.rate > 0 else self.refused_share
 
 
 class BucketAnswer(_Value, frozen=True, gc=False):

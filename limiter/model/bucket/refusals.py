@@ -39,7 +39,7 @@ class Remembered(Generic[PlaceT]):
         self.binding = binding
         """Number of the bucket that refuses until then; others may admit before."""
         self.count = 0
-        """Number of repetitions since the store was last told of them."""
+        """Number of repetitions that were not reported to the store yet."""
         self.answer: Any = None
         """The buckets' answers and the refusal made of them; set and used by the owner of the memory."""
         self.kept: Any = None
@@ -61,7 +61,7 @@ class Refusals(Generic[PlaceT]):
         self.known: dict[tuple[PlaceT, str], Remembered[PlaceT]] = {}
         """By the place and the binding bucket: a refund there ends the memory."""
         self.untold: dict[int, Remembered[PlaceT]] = {}
-        """Those that were repeated since the store was last told, by identity."""
+        """Refusals with repetitions that were not reported yet, by identity."""
 
     def remember(self, refused: Remembered[PlaceT], now_s: float) -> None:
         """Remember a refusal, if it is still valid."""

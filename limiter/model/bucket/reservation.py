@@ -9,9 +9,8 @@ alike: as unknown (F-R6).
 from __future__ import annotations
 
 import math
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
-from binascii import b2a_base64
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from hashlib import blake2b
 from hmac import compare_digest
@@ -29,7 +28,8 @@ VERSION = 2
 UNCOUNTED = 4
 """Added to the number of the class in a token that was granted without the store."""
 
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_URL_SAFE, _STANDARD = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
+_PADDING = (b"", b"=", b"==", b"===")
 _TAG_SIZE = 16
 _HEAD = Struct(f"<B{ID_SIZE}sQQdBHBH")
 _CHARGE = Struct("<ddBB")
@@ -66,7 +66,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     @property
     def name(self) -> str:
         """The id as text, for keys."""
-        return urlsafe_b64encode(self.id).decode()
+        return _encode(self.id).decode()
 
 
 class Signer:
@@ -85,7 +85,7 @@ class Signer:
         """Return a packed reservation with its tag, as text."""
         keyed = self._keyed.copy()
         keyed.update(payload)
-        return b2a_base64(payload + keyed.digest(), newline=False).translate(_URL_SAFE, b"=")
+        return _encode(payload + keyed.digest())
 
     def open(self, token: str) -> Reservation | None:
         """Return the reservation in a valid token; None for anything else."""
@@ -97,11 +97,12 @@ class Signer:
         if len(token) > TOKEN_MAX:
             return None
         try:
-            raw = urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
+            text = token.encode("ascii")
+            raw = a2b_base64(text.translate(_STANDARD) + _PADDING[-len(text) % 4])
         except (UnicodeEncodeError, BinasciiError):
             return None
-        payload, tag = raw[:-_TAG_SIZE], raw[-_TAG_SIZE:]
-        if not compare_digest(self._tag(payload), tag) or _encode(raw) != token:
+        payload = raw[:-_TAG_SIZE]
+        if not compare_digest(self._tag(payload), raw[-_TAG_SIZE:]) or _encode(raw) != text:
             return None  # the second test: one reservation has only one valid spelling
         return payload
 
@@ -138,8 +139,8 @@ class Keyring:
         return None
 
 
-def _encode(raw: bytes) -> str:
-    return b2a_base64(raw, newline=False).translate(_URL_SAFE, b"=").decode()
+def _encode(raw: bytes) -> bytes:
+    return b2a_base64(raw, newline=False).translate(_URL_SAFE, b"=")
 
 
 def taken_by(charge: Charge) -> Taken:
@@ -230,6 +231,9 @@ def _unpack(payload: bytes) -> Reservation | None:
         charge, weight, bits, size = _CHARGE.unpack_from(payload, at)
         at += _CHARGE.size
         bucket, at = payload[at : at + size].decode(), at + size
+        if bits <= _IN_REQUESTS:  # nearly all
+            taken.append((bucket, charge, weight, bits, _NAN, 0.0, 0))
+            continue
         its_expected_ms, uncollected, learn_id = _NAN, 0.0, 0
         if bits & _EXPECTS:
             (its_expected_ms,), at = _MORE.unpack_from(payload, at), at + _MORE.size
@@ -238,15 +242,8 @@ def _unpack(payload: bytes) -> Reservation | None:
         if bits & _KEYED:
             (learn_id,), at = _LEARN_ID.unpack_from(payload, at), at + _LEARN_ID.size
         taken.append((bucket, charge, weight, bits & _IN_REQUESTS, its_expected_ms, uncollected, learn_id))
+    late_us = _LATE.unpack_from(payload, at)[0] if len(payload) > at else LATE_US
     return Reservation(
-        id=id_,
-        namespace=namespace,
-        partition=partition,
-        acquired_us=acquired_us,
-        deadline_us=deadline_us,
-        expected_ms=expected_ms,
-        taken=tuple(taken),
-        class_number=class_number % UNCOUNTED,
-        is_uncounted=class_number >= UNCOUNTED,
-        late_us=_LATE.unpack_from(payload, at)[0] if len(payload) > at else LATE_US,
-    )
+        id_, namespace, partition, acquired_us, deadline_us, expected_ms, tuple(taken), class_number % UNCOUNTED,
+        late_us, class_number >= UNCOUNTED,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ mode damped: the published steps, each bounded by the requests that it moves (Q3
                                                                       or LEAST of what is asked; down to `initial`
     hung     fewer than min_samples answers, and so many in flight for longer than expected: those missed (Q8)
     few      fewer than min_samples answers in all: they say nothing
-    base     the mean is no longer than while nobody was refused: nothing missed, load is not the cause
+    base     the mean is no longer than while nobody was refused: only failures missed, load is not the cause
 
 `rules: published` runs `limiter.model.overload.published_expectations` instead (S10).
 """
@@ -139,6 +139,8 @@ class ExpectationSample(NamedTuple):
     refused: float = 0.0
     slack_min_ms: float = math.inf
     """Minimum of expected − actual; infinite if nothing was settled. Only the published rules use it."""
+    failed: float = 0.0
+    """Those of the missed that were failures, however fast (Q8)."""
 
 
 class Interval(NamedTuple):
@@ -148,6 +150,7 @@ class Interval(NamedTuple):
     missed: float = 0.0
     seconds: float = 0.0
     admitted: float = 0.0
+    failed: float = 0.0
 
 
 NOTHING = Interval()
@@ -276,7 +279,8 @@ def step(state: ExpectationState, sample: ExpectationSample, params: Expectation
 
 def _is_sound(sample: ExpectationSample) -> bool:
     counts = (sample.in_flight, sample.settled, sample.missed, sample.seconds, sample.admitted, sample.refused)
-    return 0 < sample.elapsed_s < math.inf and all(0 <= number <= COUNT_MAX for number in (*counts, *sample.asked))
+    numbers = (*counts, sample.failed, *sample.asked)
+    return 0 < sample.elapsed_s < math.inf and all(0 <= number <= COUNT_MAX for number in numbers)
 
 
 def _asked_rates(
@@ -312,6 +316,7 @@ def _ideal(state: ExpectationState, sample: ExpectationSample, params: Expectati
             sample.refused,
             sample.seconds,
             target_s,
+            sample.failed,
         ),
         terms,
     )
@@ -359,6 +364,7 @@ def _damped(state: ExpectationState, sample: ExpectationSample, params: Expectat
         state.open.missed + sample.missed,
         state.open.seconds + sample.seconds,
         state.open.admitted + sample.admitted,
+        state.open.failed + sample.failed,
     )
     # A longer time would not be judged, and would overflow.
     open_s = state.open_s + min(sample.elapsed_s, (INTERVALS_MAX + 1) * params.interval_s)
@@ -385,8 +391,10 @@ def _close(
     recent_s = _recent_s(state, interval, params)
     # The mean of few answers is uncertain.
     knee = KNEE + 2 / math.sqrt(interval.settled + 1)
-    if (recent_s and recent_s <= knee * base_s) or state.seen < FIRST:
+    if state.seen < FIRST:
         interval = interval._replace(missed=0.0)
+    elif recent_s and recent_s <= knee * base_s:
+        interval = interval._replace(missed=interval.failed)
     window = (*state.intervals, interval)[-params.window_intervals :]
     overloaded = missed_share(window, params.min_samples) > params.threshold
     calm = 0 if overloaded else state.calm + 1
@@ -424,6 +432,8 @@ def _overdue(state: ExpectationState, interval: Interval, in_flight: float, para
 def _base_s(state: ExpectationState, interval: Interval, params: ExpectationParams) -> float:
     """Return the mean while nobody is refused and most are in time: it falls faster than it rises."""
     recent_s, base_s = _recent_s(state, interval, params), state.base_s
+    if interval.failed > params.threshold * interval.settled:  # errors may be faster than answers
+        return base_s
     if not recent_s or not state.seen or state.throttle > 0 or recent_s >= max(params.expected_s, base_s):
         return base_s
     return base_s + (recent_s - base_s) * (LEARN if recent_s < base_s else FADE) if base_s else recent_s

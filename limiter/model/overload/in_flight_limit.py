@@ -14,7 +14,8 @@ One regime per step:
     calm     nobody was:                                capacity = max(HEAD · served, fading to it or to `initial`)
     futile   a trial ended, load is not the cause:      base = the mean of the trial, the limit as before the cuts
 
-Load is not the cause (S12) where the mean response time is no longer than `base`: late answers do not count then. An
+Load is not the cause (S12) where the mean response time is no longer than `base`: late answers do not count then, but
+failures do, which may be fast (Q8). An
 unknown base is found by a trial, which begins when answers are late and is judged once the limit has come down to DEPTH
 of what was in flight, a response time has passed and FEW were answered since:
     cured    no more than `allowed` of them were late:  it was the load; the trial ends
@@ -107,6 +108,8 @@ class LimitSample(NamedTuple):
     """Sum of the response times."""
     target_s: float
     """The shortest target of the classes that ask."""
+    failed: float = 0.0
+    """Those of the late answers that were failures, however fast (Q8)."""
 
 
 class Trial(Struct, frozen=True, array_like=True):
@@ -188,7 +191,7 @@ def step(state: LimitState, sample: LimitSample, params: LimitParams) -> LimitSt
 
 
 def _is_sound(sample: LimitSample) -> bool:
-    elapsed_s, in_flight, answered, late, refused, seconds, target_s = sample
+    elapsed_s, in_flight, answered, late, refused, seconds, target_s, failed = sample
     return (
         MOMENT_S <= elapsed_s < math.inf
         and 0 < target_s < math.inf
@@ -197,6 +200,7 @@ def _is_sound(sample: LimitSample) -> bool:
         and 0 <= late <= COUNT_MAX
         and 0 <= refused <= COUNT_MAX
         and 0 <= seconds <= COUNT_MAX
+        and 0 <= failed <= COUNT_MAX
     )
 
 
@@ -213,11 +217,12 @@ def _averaged(state: LimitState, sample: LimitSample, params: LimitParams) -> tu
     unrefused = 0.0 if sample.refused else state.unrefused + elapsed_s / tau_s
     answers, base_s = served * known_s, state.base_s
     response_s = taken / served if served > NOTHING else 0.0
-    if known_s >= 2 * tau_s and answers >= 10 and unrefused > CALM and response_s < max(target_s, base_s):
+    is_calm = known_s >= 2 * tau_s and answers >= 10 and unrefused > CALM and response_s < max(target_s, base_s)
+    if is_calm and sample.failed <= params.allowed * sample.answered:  # errors may be faster than answers
         base_s = _learned(base_s, response_s, elapsed_s)
     is_known = age_s >= 2 * tau_s and answers >= params.min_samples
-    counts = is_known and response_s > base_s * (KNEE + 2 / math.sqrt(answers + 1))
-    late = sample.late if counts else 0.0
+    is_slow = response_s > base_s * (KNEE + 2 / math.sqrt(answers + 1))
+    late = 0.0 if not is_known else sample.late if is_slow else sample.failed
     late_rate = state.late_rate + weight * (late / elapsed_s - state.late_rate)
     silent_s = 0.0 if sample.answered or not sample.in_flight else state.silent_s + elapsed_s
     now = LimitState(

@@ -289,6 +289,7 @@ def _run_expectations(
         came.admitted,
         came.asked,
         sum(came.refused),
+        failed=came.failed,
     )
     if params.is_published:
         assert state.published is not None
@@ -325,7 +326,9 @@ def _run_limit(
     charge = _charge(state.charge, came) if terms.in_work else 0.0
     in_flight = came.in_flight / (charge or 1.0)
     target_s = _target_s(state, terms, now_us)
-    sample = LimitSample(came.elapsed_s, in_flight, came.timed, came.late, sum(came.refused), came.seconds, target_s)
+    sample = LimitSample(
+        came.elapsed_s, in_flight, came.timed, came.late, sum(came.refused), came.seconds, target_s, came.failed
+    )
     limit = in_flight_limit.step(before, sample, terms.limit)
     is_hung = in_flight_limit.is_hung(limit, in_flight, target_s)
     noted = state.noted_limit

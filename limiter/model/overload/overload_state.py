@@ -91,6 +91,7 @@ class Reading(Struct, frozen=True):
     late: float
     missed: float
     seconds: float
+    failed: float = 0.0
     histograms: tuple[float, ...] = ()
     due_us: float = 0.0
     """Time at which a controller is due even without requests."""
@@ -113,6 +114,7 @@ class Between(NamedTuple):
     late: float
     missed: float
     seconds: float
+    failed: float
 
 
 class Histograms(NamedTuple):
@@ -292,7 +294,7 @@ def read(record: Record, now_us: float, *, with_histograms: bool = False) -> Rea
     i, j, k, m = known.timed
     late, in_flight = sum(known.late), in_flight_of(record, now_us)
     total = a + b + c + d + e + f + g + h + i + j + k + m + late + in_flight
-    if not math.isfinite(total + record.admitted + record.missed + record.work_charged + known.seconds):
+    if not math.isfinite(total + record.admitted + record.missed + record.work_charged + known.seconds + known.failed):
         return None
     return Reading(
         now_us,
@@ -305,6 +307,7 @@ def read(record: Record, now_us: float, *, with_histograms: bool = False) -> Rea
         late,
         record.missed,
         known.seconds,
+        known.failed,
         tuple(record.histogram) if with_histograms else (),
     )
 
@@ -345,4 +348,5 @@ def between(then: Reading, now: Reading) -> Between:
         now.late - then.late,
         now.missed - then.missed,
         now.seconds - then.seconds,
+        now.failed - then.failed,
     )

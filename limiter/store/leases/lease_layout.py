@@ -7,10 +7,11 @@ from struct import Struct
 
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseWant, LentPressure, SliceAnswer
 from limiter.model.bucket.lending import LendStatus, Part, Row, Used
-from limiter.store.layout import REPLY_SIZE, pack_head, pack_params, reply_time_us
+from limiter.store.call_layout import REPLY_SIZE, pack_head, reply_time_us
+from limiter.store.layout import pack_params
 
 _ROW = Struct("<B11d")
-_PART = Struct("<13d")
+_PART = Struct("<15d")
 _ASK = Struct("<B12d")
 _ASK_ROW = Struct("<7d")
 _SLICE = Struct("<10d")
@@ -28,7 +29,7 @@ def pack_row(row: Row) -> bytes:
 def _pack_part(part: Part) -> bytes:
     return _PART.pack(
         part.end_us, part.rate, part.capacity, part.held_rate, part.held_capacity, part.tokens, part.moved,
-        part.period_us, part.given, part.refused, part.content, part.short, part.demand,
+        part.period_us, part.given, part.refused, part.content, part.short, part.demand, part.level, part.at_us,
     )  # fmt: skip
 
 

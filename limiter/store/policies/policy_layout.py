@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 from limiter.model.policy.policy_log import ACTIONS, Applied, ApplyStatus, Call, Change, Entry, Logged
-from limiter.store.layout import reply_time_us
+from limiter.store.call_layout import reply_time_us
 
 REVISION = b"revision"
 """The field of the current policies that holds the revision of the whole."""

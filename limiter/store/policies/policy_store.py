@@ -28,10 +28,11 @@ from limiter.model.steps import Steps
 from limiter.runtime.pauses import with_pauses
 from limiter.store import keys
 from limiter.store.batcher import CALL_LIFETIME_US
+from limiter.store.call_layout import CallExpired
 from limiter.store.clock import time_us
 from limiter.store.inspect import CursorError
-from limiter.store.layout import CallExpired
 from limiter.store.link.connect import Link
+from limiter.store.link.script_calls import run_script
 from limiter.store.policies.policy_entries import (
     API,
     ENTRIES_AT_ONCE,
@@ -50,7 +51,6 @@ from limiter.store.policies.policy_entries import (
 )
 from limiter.store.policies.policy_layout import REVISION, unpack_logged
 from limiter.store.policies.policy_sets import AppliedSet, OnForeign, OwnedByOthers, plan_set, texts_of
-from limiter.store.script_calls import run_script
 from limiter.store.scripts import PoliciesScript
 from limiter.store.store_errors import StoreError, StoreOutOfMemory, StoreUnavailable
 
@@ -378,7 +378,7 @@ class PolicyStore:
             await asyncio.gather(listener, return_exceptions=True)
 
     async def stamp(self) -> bytes | None:
-        """Return a value that differs whenever anything has changed; cheap to ask for."""
+        """Return a value that differs after any change, by a call that costs little."""
         stamp: bytes | None = await self._ask("HGET", keys.POLICIES_CURRENT, REVISION, timeout_s=POLL_TIMEOUT_S)
         return stamp
 

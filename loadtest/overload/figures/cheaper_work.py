@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import Ask
 from loadtest.overload.figures.looks import (
     FIXED,
     OURS,
@@ -20,6 +19,7 @@ from loadtest.overload.figures.looks import (
     users_bands,
 )
 from loadtest.overload.study import SHAPE, Beside, Claim, Results, Study, Table, during, p90_s, shown_s, shown_share
+from loadtest.overload.user_calls import Ask
 from loadtest.overload.users import Crowd, Moment, Phase
 from loadtest.overload.variant import Variant
 from loadtest.plot import Chart, Panel

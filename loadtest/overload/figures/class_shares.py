@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import Ask, Call
 from loadtest.overload.figures.looks import (
     HIGH,
     LOW,
@@ -18,6 +17,7 @@ from loadtest.overload.figures.looks import (
     timed,
 )
 from loadtest.overload.study import Beside, Claim, Results, Study, Table, during, over_time, p90_s, shown_s, shown_share
+from loadtest.overload.user_calls import Ask, Call
 from loadtest.overload.users import Crowd, Moment, Phase
 from loadtest.overload.variant import Variant
 from loadtest.plot import Band, Chart, Line, Panel

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import nan
 
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import Ask
 from loadtest.overload.figures.looks import (
     OURS,
     PUBLISHED,
@@ -17,6 +16,7 @@ from loadtest.overload.figures.looks import (
     wobble,
 )
 from loadtest.overload.study import SHAPE, Beside, Claim, Results, Study, Table, during, p90_s, peak_s, shown_s
+from loadtest.overload.user_calls import Ask
 from loadtest.overload.users import Crowd, Phase
 from loadtest.overload.variant import Variant
 from loadtest.plot import Chart, Line, Panel

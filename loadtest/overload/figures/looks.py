@@ -8,8 +8,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from limiter.model.policy.criticality import Criticality
-from loadtest.overload.calls import Call
 from loadtest.overload.study import Results, Study, over_time, p90_s
+from loadtest.overload.user_calls import Call
 from loadtest.overload.users import Moment, by_second
 from loadtest.plot import COLOURS, Band, Line, Panel
 

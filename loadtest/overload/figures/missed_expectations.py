@@ -8,7 +8,6 @@ from typing import Any
 
 from limiter.model.policy.criticality import Criticality
 from loadtest.overload.backend_terms import BackendTerms, Slowing
-from loadtest.overload.calls import Ask
 from loadtest.overload.figures.looks import FIXED, OURS, PUBLISHED, WITHOUT, per_second, served
 from loadtest.overload.study import (
     Beside,
@@ -21,6 +20,7 @@ from loadtest.overload.study import (
     over_time,
     shown_share,
 )
+from loadtest.overload.user_calls import Ask
 from loadtest.overload.users import Crowd, Moment, Phase
 from loadtest.overload.variant import Variant
 from loadtest.plot import Chart, Line, Panel
@@ -36,10 +36,8 @@ LAWS: dict[str, tuple[dict[str, Any], str]] = {
 }
 HUNG = "hung"
 SCALE_CHOSEN = """\
-The backend is of 100 requests per second, because one machine runs everything. Before, on one of 30 per second and with
-  the machine less busy, `ideal` served 40 % of the capacity at 2× and 73 % at 10×, `damped` 78 and 77 %. Why small
-  backends are served so much worse than one of 3000 per second is not known yet. Callers tolerate an excess of 10 %,
-  which is one standard deviation of a second's arrivals here and five of them at 3000 per second"""
+The backend is of 100 requests per second, because one machine runs everything. Callers tolerate an excess of 10 %,
+  which is one standard deviation of a second's arrivals here and five of them at 3000 per second: more are late here"""
 AFTER_HANG = """\
 After a hang both modes let in far less than is asked for the rest of the run, see the last panel"""
 RANK_ZERO = """\

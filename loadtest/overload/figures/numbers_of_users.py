@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import log2, nan
 
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import Ask
 from loadtest.overload.figures.looks import OURS, PUBLISHED, WITHOUT, per_second, published, timed
 from loadtest.overload.study import SHAPE, Beside, Claim, Results, Study, Table, during, p90_s, shown_s
+from loadtest.overload.user_calls import Ask
 from loadtest.overload.users import Crowd, Moment, Phase
 from loadtest.overload.variant import Variant
 from loadtest.plot import Chart, Line, Panel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from loadtest.overload.backend_terms import BackendTerms
-from loadtest.overload.calls import Ask
 from loadtest.overload.figures.looks import (
     FIXED,
     OURS,
@@ -31,6 +30,7 @@ from loadtest.overload.study import (
     shown_s,
     shown_share,
 )
+from loadtest.overload.user_calls import Ask
 from loadtest.overload.users import Crowd, Moment, Phase
 from loadtest.overload.variant import Variant
 from loadtest.plot import Chart, Panel

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from limiter.client.holder import Grant, Lease
+from tests.support import eventually
 
 
 def first(client: httpx.Client, customer: str, **fields: Any) -> httpx.Response:
@@ -79,6 +80,27 @@ def test_f_l6_debt_comes_back_with_a_return(client: httpx.Client, customer: str)
     back = {"lease": one["lease"], "number": 2, "taken": 1, "slices": [{"policy": "lent", "debt": 500}]}
     assert client.post("/v1/leases/return", json=back).status_code == 200
     assert balance_of(client, customer) < -300
+
+
+def test_f_l6_what_a_policy_lent_comes_back_when_it_lends_no_more(client: httpx.Client, customer: str) -> None:
+    """Renewals are refused by then; debt still counts."""
+    name = f"brief-{uuid4().hex[:8]}"
+    policy = {"match": {"service": name}, "rate": 100, "local": {"allowed": True}}
+    assert client.put(f"/v1/policies/{name}", json=policy).status_code == 201
+    one = eventually(lambda: _lent(client, {"service": name}), what="the policy is in force")
+    assert client.patch(f"/v1/policies/{name}", json={"local": {"allowed": False}}).status_code == 200
+    body = renewal(one)
+    eventually(lambda: client.post("/v1/leases/renew", json=body).status_code == 403, what="it lends no more")
+    back = {"lease": one["lease"], "number": 1000, "taken": 1, "slices": [{"policy": name, "debt": 500}]}
+    answer = client.post("/v1/leases/return", json=back)
+    assert (answer.status_code, answer.json()["returned"]) == (200, True)
+    asked = client.post("/v1/acquire", json={"descriptor": {"service": name}, "dry_run": True})
+    assert asked.json()["limits"][0]["balance"] < -300
+
+
+def _lent(client: httpx.Client, descriptor: dict[str, str]) -> Any:
+    answer = client.post("/v1/leases", json={"descriptor": descriptor, "holder": uuid4().hex})
+    return answer.json() if answer.status_code == 200 else None
 
 
 def test_a_policy_that_lends_nothing_is_named(client: httpx.Client, customer: str) -> None:

@@ -11,7 +11,7 @@ from limiter.model.control.stewardship import Steer, SteerStatus
 from limiter.model.overload.shedding import ShedOrder, State
 from limiter.model.policy.limit import Limit
 from limiter.model.policy.reading import read_policy_set
-from limiter.store import layout
+from limiter.store import call_layout
 from tests.support.lanes import CUSTOMER, normal
 from tests.support.live import LANES, Lane, LiveApi, ask, exchange, request
 from tests.support.servers import Server
@@ -54,6 +54,8 @@ def test_both_lanes_tell_of_overload_alike(
             for raw in (request(body=body), request("/v1/batch", {"operations": [{"op": "acquire"} | body]}))
         )
         assert single.status == batched.json["results"][0]["status"] == status
+        share = order.refused_shares[3] if criticality == "sheddable" else 0.0
+        assert single.json.get("drawn_share", 0.0) == share, "a rate is no draw (G3)"
         answers[lane] = [normal(reply, customer.encode()) for reply in (single, batched)]
     assert answers["fast"] == answers["plain"]
 
@@ -104,7 +106,7 @@ def test_g5_a_report_is_taken_and_kept_where_the_controller_finds_it(
     )
     raw = ScriptStore(store).signals(f"busy:{customer}")
     assert raw is not None
-    (report,) = layout.unpack_reports(raw)
+    (report,) = call_layout.unpack_reports(raw)
     assert report.loads == {"cpu": 0.93}
     assert report.reported_us > 0
 

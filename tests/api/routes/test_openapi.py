@@ -44,6 +44,7 @@ WORDED = {
     "## Fields": "Policy", "### Quota": "Quota", "### Steering": "Steering", "### Learning": "Learning",
     "### Block": "Block", "### Local": "Local", "### Overload": "Overload", "### Expectations": "Expectations",
     "### Response time": "ResponseTime", "### Utilisation": "Utilisation", "### Namespaces": "Namespace",
+    "### Backends": "Backend",
 }  # fmt: skip
 """The tables of docs/policies.md, and the schemas that have their words."""
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]

@@ -207,6 +207,25 @@ def test_a_bad_question_for_the_audit_log_is_named(client: httpx.Client, query: 
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
+def test_r17_overbooking_is_a_warning_over_rest(client: httpx.Client, name: str) -> None:
+    backends = {"db": {"rate": 2000, "policies": [name, f"{name}-2"]}}
+    match = {"nobody": name}
+    policies = [{"name": name, "match": match, "rate": 1500}, {"name": f"{name}-2", "match": match, "rate": 600}]
+    whole = {"namespaces": {"default": {"backends": backends}}, "policies": policies}
+    checked = client.post("/v1/policies/check", json=whole)
+    assert (checked.status_code, len(checked.json()["warnings"])) == (200, 1)
+    assert f"commit 2100 or more ({name} 1500, {name}-2 600)" in checked.json()["warnings"][0]
+    for policy in policies:
+        client.put(f"/v1/policies/{policy['name']}", json=policy).raise_for_status()
+    assert client.get("/v1/policies").json()["warnings"] == []
+    client.put("/v1/namespaces/default", json={"backends": backends}).raise_for_status()
+    try:
+        assert client.get("/v1/policies").json()["warnings"] == checked.json()["warnings"]
+        assert client.get("/v1/policies", params={"namespace": "other"}).json()["warnings"] == []
+    finally:
+        client.delete("/v1/namespaces/default")
+
+
 def test_a_namespace_is_edited_like_a_policy(client: httpx.Client, name: str) -> None:
     """P6"""
     path, spread = f"/v1/namespaces/{name}", {"partitions": 4, "partition_by": ["customer"]}

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, Want
 from limiter.model.bucket.refusals import KEEP_MAX_S, REMEMBERED_MAX, Refusals, Remembered
+from limiter.model.ledger.ledger import Ledger
 from tests.support.operations import START_US, work_terms
 
 TERMS = work_terms(rate=20, capacity=10)

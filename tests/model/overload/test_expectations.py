@@ -206,6 +206,20 @@ def test_q8_admitted_requests_of_which_none_settles_are_an_overload() -> None:
     assert not run(young, params=SHORT).overloaded, "they may still come in time"
 
 
+def test_q8_failures_are_missed_however_fast_they_are() -> None:
+    """The mean is what it was in health, so load is not the cause of late answers; errors count all the same."""
+    late = interval(missed=50)
+    assert run(late, params=SHORT).throttle == 0
+    failed = late._replace(failed=50)
+    assert run(failed, params=SHORT).throttle == 10
+    assert run(failed, params=SHORT).overloaded
+
+
+def test_q8_fast_failures_do_not_make_answers_look_slow_afterwards() -> None:
+    fast = interval(missed=100, mean_s=0.001)._replace(failed=100)
+    assert run(*[fast] * 30).base_s == run().base_s
+
+
 def test_s12_what_is_slow_without_load_is_not_missed() -> None:
     """A fifth of the answers are late while nobody is refused and the mean is in time: that is the backend's nature."""
     natural = interval(missed=20, mean_s=0.15)

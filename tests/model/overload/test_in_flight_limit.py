@@ -53,6 +53,15 @@ def test_s8_a_bucket_begins_with_its_initial_limit_or_with_what_is_in_flight_alr
     assert start(LimitParams(is_limited_at_first=False), 1.0).limit == math.inf
 
 
+def test_q8_failures_are_late_however_fast_they_are() -> None:
+    """The mean is that of health, so late answers do not count; failures do, and base is not learned from them."""
+    healthy = run([CALM] * 200)
+    assert run([sample(late=5)] * 50, healthy).rule == "calm"
+    failing = run([sample(late=5, mean_s=0.01)._replace(failed=5)] * 50, healthy)
+    assert failing.rule == "cut"
+    assert failing.base_s == healthy.base_s
+
+
 def test_calm_keeps_head_room_above_what_is_served() -> None:
     """50 a second and a target of 1 s: 1.5 · 50 · 1 s · (1 − 0.25)."""
     state = run([CALM] * 100)

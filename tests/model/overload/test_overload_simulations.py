@@ -1,5 +1,7 @@
 """What overload control promises, in virtual time with seeds: real record semantics, real steps, noisy backends."""
 
+import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -288,6 +290,24 @@ def test_q8_silence_is_not_calm(block: Mapping[str, Any]) -> None:
     assert admitted >= 100
     assert bucket.known.state == State.OVERLOADED
     assert bucket.known.refused_shares[1] > 0
+
+
+@pytest.mark.parametrize("block", [IDEAL, DAMPED], ids=["ideal", "damped"])
+def test_q8_answers_that_are_all_fast_errors_are_an_overload_all_the_time(block: Mapping[str, Any]) -> None:
+    """20 a second, each after 50 ms; from 20 s on all of them fail."""
+    bucket = Bucket(block)
+    states: list[float] = []
+    asked: list[float] = []
+    draws = random.Random(3)
+    for cycle in range(500):
+        now_s = cycle / 10
+        for asked_s in asked:
+            bucket.settle(now_s, asked_s, CRITICAL, expected_ms=-math.inf if now_s >= 20 else 200.0)
+        asked = [now_s for _ in range(2) if bucket.asks(now_s, CRITICAL, draw=draws.random())]
+        bucket.cycle(now_s + 0.1)
+        states.append(bucket.known.state)
+    assert set(states[:200]) == {State.CALM}
+    assert set(states[240:]) == {State.OVERLOADED}
 
 
 @pytest.mark.parametrize("block", [IDEAL, DAMPED], ids=["ideal", "damped"])

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.engine.local import LocalBuckets
+from limiter.engine.fallback.local import LocalBuckets
+from limiter.engine.fallback.remainders import Remainders
 from limiter.engine.planner import Planner
-from limiter.engine.remainders import Remainders
 from limiter.engine.shape import want
 from limiter.model.bucket.admission import part_of_minimum
 from limiter.model.bucket.bucket import Flags, fresh
@@ -166,7 +166,7 @@ def test_r10_an_auto_bucket_is_shown_as_it_counts_now(in_requests: bool, reason:
 
 def test_f_n7_buckets_of_a_node_on_its_own_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are client text: without the store, too, a node must not remember every one it ever heard."""
-    monkeypatch.setattr("limiter.engine.local.BUCKETS_MAX", 3)
+    monkeypatch.setattr("limiter.engine.fallback.local.BUCKETS_MAX", 3)
     local = LocalBuckets(lambda: 2, Remainders(StoreClock(), lambda: 2))
     for number in range(10):
         document = {"policies": [{"name": "p", "per": ["customer"], "rate": 1 + number}]}

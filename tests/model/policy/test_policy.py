@@ -61,7 +61,7 @@ def test_w3_the_default_capacity_of_a_slow_rate_admits_somebody(fields: dict[str
 def test_text_that_is_no_rate_is_refused_by_name(written: str) -> None:
     assert math.isnan(rate_per_s(written))
     (line,) = problems(rate=written)
-    assert line.startswith(f"policy 'p', rate: found {written!a}; allowed: a positive number of units a second")
+    assert line.startswith(f"policy 'p', rate: found {written!a}; allowed: a positive number of units per second")
 
 
 @pytest.mark.parametrize(

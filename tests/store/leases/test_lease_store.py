@@ -9,6 +9,7 @@ from limiter.model.bucket.leases import LeaseAsk, LeaseKind, LeaseWant
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said
 from limiter.model.bucket.operations import Acquire, AcquireStatus, Want
 from limiter.store import keys, layout
+from limiter.store.clock import time_us
 from limiter.store.keys import Slot
 from limiter.store.leases.lease_layout import unpack_row
 from limiter.store.leases.lease_store import lease_id, slot_of
@@ -106,6 +107,20 @@ def test_a_bucket_that_was_forgotten_lends_again(valkey: Server) -> None:
     assert answer.slices[0].rate + plain(store, LENDS, START_US + S_US, 0.0) <= 200.0
 
 
+def test_f_l4_a_lease_is_known_and_listed_by_the_buckets_own_time(valkey: Server) -> None:
+    """A clock that has leapt, or gone back, while parts were lent: own time is far from the server's ever after."""
+    store = ScriptStore(valkey)
+    minute = replace(LENDS, lending=LendTerms(lease_us=60e6))
+    now_us = time_us(store.client.time())
+    for step, second in ((-7200, 1.0), (7200, 2.0), (0, 3.0)):  # the last time is the server's own, as nodes send none
+        asked = ask(second, minute)
+        assert store.lend(asked, now_us + step * S_US if step else 0).status is LendStatus.LENT
+    left_ms = store.client.pttl(keys.lease_row(store.prefix, "one"))
+    assert 60_000 <= left_ms <= 68_000
+    (entry,) = store.client.zrange(keys.leases(store.prefix), 0, -1, withscores=True)
+    assert 59e6 <= entry[1] - now_us <= 70e6
+
+
 @pytest.mark.parametrize(
     ("lease", "slot"), [("3-ab12", Slot("x", 3)), ("x-ab", None), ("3", None), ("3-", None), ("99999-ab", None)]
 )
@@ -116,5 +131,6 @@ def test_an_id_says_its_partition(lease: str, slot: Slot | None) -> None:
 def test_another_holder_or_bucket_is_another_lease() -> None:
     slot = Slot("x", 2)
     ids = {lease_id(slot, "a", ["b"]), lease_id(slot, "b", ["b"]), lease_id(slot, "a", ["c"])}
-    assert len(ids) == 3
+    ids |= {lease_id(slot, "a", ["b", "c"]), lease_id(slot, "a\nb", ["c"])}
+    assert len(ids) == 5
     assert all(slot_of("x", found) == slot for found in ids)

@@ -72,7 +72,7 @@ def rate_per_s(value: float | str) -> float:
 def _rate(value: object) -> float | str:
     number = rate_per_s(value) if isinstance(value, str) else value
     if not (is_number(number) and number >= LEAST):
-        raise refuse("a positive number of units a second, or one with its time: 100/s, 6000/m, 1000/h, 5000/d")
+        raise refuse("a positive number of units per second, or one with its time: 100/s, 6000/m, 1000/h, 5000/d")
     return value if isinstance(value, str) else number
 
 
@@ -88,7 +88,7 @@ def _burst(value: object) -> float | str:
 def _initial(value: object) -> float | str:
     if value == "C" or value == "C/F":
         return value
-    allowed = "'C', 'C/F', a share of the rate (30%) or a positive number of requests a second"
+    allowed = "'C', 'C/F', a share of the rate (30%) or a positive number of requests per second"
     return amount(value, allowed, least=LEAST, timeless=True)
 
 

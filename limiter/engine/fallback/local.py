@@ -2,7 +2,7 @@
 
     share = 1 / nodes known        so that all nodes together admit the limit, and at most one capacity more
 
-A quota continues from its last balance instead (limiter/engine/remainders.py), unless its policy says otherwise.
+A quota continues from its last balance instead (`remainders.py`), unless its policy says otherwise.
 
 Overload control does not apply here: its state is in the store, and no controller steers these buckets. A node on its
 own neither refuses requests by class nor asks for cheaper answers.
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from limiter.engine.remainders import Remainders
+from limiter.engine.fallback.remainders import Remainders
 from limiter.model.bucket.bucket import Params
-from limiter.model.bucket.ledger import Ledger
 from limiter.model.bucket.operations import Acquire, BucketAnswer, Verdict, Want
+from limiter.model.ledger.ledger import Ledger
 from limiter.model.policy.choices import OnStoreFailure
 from limiter.model.policy.limit import Limit, scaled
 from limiter.store.keys import Slot
