@@ -21,6 +21,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -317,6 +318,8 @@ class Headgate:
         word; open grants are renewed by themselves, so it only matters for a process that dies. Raises `Throttled`,
         unless `on_refused` says otherwise.
         """
+        if work is not None and not isfinite(work):
+            raise ValueError(f"work is a number, not {work!r}")
         if on_refused is None:
             on_refused = self.on_refused
         else:

@@ -77,6 +77,8 @@ async def test_a_wrong_call_names_the_field(node: LiveApi) -> None:
         with pytest.raises(Misused, match="work") as wrong:
             await gate.acquire({"service": "ledger"}, work=-1)
         assert (wrong.value.status, wrong.value.reason) == (422, "invalid")
+        with pytest.raises(ValueError, match="work is a number, not nan"):
+            await gate.acquire({"service": "ledger"}, work=float("nan"))
         with pytest.raises(Misused, match="criticality"):
             await gate.acquire({"service": "ledger"}, criticality="urgent")
 
