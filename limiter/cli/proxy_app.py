@@ -32,7 +32,7 @@ NOTHING_HERE = (
 
 @dataclass
 class Upstream:
-    """What is known of the service."""
+    """The proxy's knowledge of the service."""
 
     was_reached: bool = False
     """A node has answered since the proxy started."""

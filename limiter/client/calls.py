@@ -42,6 +42,8 @@ PROGRESS_EVERY_S = 0.1
 RENEW_AT = 0.5
 """The part of its time to live after which an open reservation is renewed."""
 SWEEP_S = 0.25
+SWEEP_LEAST_S = 0.002
+"""For less than a millisecond uvloop returns a handle that does not know when it is due."""
 AGAIN_FIRST_S = 0.05
 AGAIN_MAX_S = 2.0
 NOT_DECIDED = 500
@@ -171,6 +173,7 @@ class Calls:
             self._sweep_later = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _sweep_within(self, wait_s: float) -> None:
+        wait_s = max(SWEEP_LEAST_S, wait_s)
         if self._sweep_later is not None:
             if self._sweep_later.when() <= self._loop.time() + wait_s:
                 return

@@ -13,10 +13,10 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.recipes.conftest import RECIPES, STANDING, Service
 from tests.support import eventually
 from tests.support.documents import ROOT
 from tests.support.programs import OF_TOOLS
+from tests.support.recipe_service import RECIPES, STANDING, Service
 from tests.support.servers import running
 
 pytestmark = pytest.mark.slow

@@ -77,7 +77,7 @@ class Desk:
         self.leasing = Leasing(pool, is_threaded=False, weight=weight)
         self.reservations = OwnReservations()
         self._known = KnownRefusals()
-        self._restraint = Restraint(AdaptiveThrottle())
+        self._restraint = Restraint(AdaptiveThrottle(is_always_answered=True))
         self.retries = RetryBudget()
         self.waiting = 0
         """Operations that have been asked for and not been answered."""

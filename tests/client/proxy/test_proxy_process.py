@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headgate import Headgate, Throttled
 from limiter.cli.proxy_metrics import ALL
 from tests.support import eventually
 from tests.support.command import run_headgate
@@ -188,6 +189,20 @@ def test_what_is_asked_for_often_is_decided_by_a_lease_and_settled_at_the_proxy(
         assert (other.status_code, other.json()["first"]["work"]) == (409, 5.0)
         keyed = client.post("/v1/acquire", json=ask("lent"), headers={"idempotency-key": "k"})
         assert not keyed.json()["reservation"].startswith("proxy."), "a process that may die must not remember keys"
+
+
+async def test_the_client_library_calls_a_proxy_as_it_calls_a_node(valkey: Server, policies: Path) -> None:
+    with live(valkey.url, policies) as api, proxied(api.base) as proxy:
+        async with Headgate(proxy.base, deadline_ms=10_000) as gate:
+            async with gate.acquire({"service": "slow", "customer": "c1"}, work=10) as grant:
+                grant.settle(work=30)
+            async with gate.lease({"service": "lent", "customer": "c1"}) as lease:
+                assert lease.try_acquire(1)
+            assert await gate.flush() == 0
+            await gate.acquire({"service": "drained"}, work=1)
+            with pytest.raises(Throttled, match="drained"):
+                await gate.acquire({"service": "drained"}, work=1)
+        assert balance(api.base) == pytest.approx(70, abs=0.1)
 
 
 def test_leases_are_given_back_when_the_proxy_ends_in_order(valkey: Server, policies: Path) -> None:
