@@ -77,6 +77,8 @@ async def test_a_wrong_call_names_the_field(node: LiveApi) -> None:
         with pytest.raises(Misused, match="work") as wrong:
             await gate.acquire({"service": "ledger"}, work=-1)
         assert (wrong.value.status, wrong.value.reason) == (422, "invalid")
+        with pytest.raises(ValueError, match="work is a number, not nan"):
+            await gate.acquire({"service": "ledger"}, work=float("nan"))
         with pytest.raises(Misused, match="criticality"):
             await gate.acquire({"service": "ledger"}, criticality="urgent")
 
@@ -370,7 +372,7 @@ async def test_a_reservation_from_elsewhere_is_settled(node: LiveApi, customer: 
 # Retries.
 
 
-@pytest.mark.parametrize("answer", [refused("overload", refused_share=1.0), refused("overload"), BUSY])
+@pytest.mark.parametrize("answer", [refused("overload", drawn_share=1.0), refused("overload"), BUSY])
 async def test_a_storm_of_refusals_costs_no_more_calls(service: ScriptedService, answer: Any) -> None:
     service.decide = lambda *_: answer
     async with Headgate(service.url, unavailable="closed", adaptive=False) as gate:
@@ -453,8 +455,8 @@ async def test_g3_a_target_that_draws_is_still_asked_for_its_tenth(service: Scri
 
         def decide(number: int, operation: Operation) -> Any:
             if draw() < 0.9:
-                return refused("overload", refused_share=0.9)
-            return granted(number, operation, refused_share=0.9)
+                return refused("overload", drawn_share=0.9)
+            return granted(number, operation, drawn_share=0.9)
 
         service.decide = decide
         await steady.run(60, 100)

@@ -24,14 +24,13 @@ from typing import Any, cast
 from limiter.client import holder
 from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.calls import Answer, Calls, Op
-from limiter.client.gate import WAIT_UNKNOWN_MS
 from limiter.client.leasing import Key, Leasing, decides, key_of
 from limiter.client.node_pool import NoAnswer, NodePool
 from limiter.client.proxy.known_refusals import KnownRefusals
 from limiter.client.proxy.own_reservations import OwnReservations, is_own
 from limiter.client.restraint import Restraint
 from limiter.client.retry_budget import RetryBudget
-from limiter.client.throttled import is_refusal
+from limiter.client.throttled import WAIT_UNKNOWN_MS, is_refusal
 from limiter.model.bucket.contract import AcquireRequest, Granted, Reason, Refused, Settled, SettleRequest
 from limiter.model.policy.criticality import Criticality
 

@@ -206,10 +206,15 @@ async def test_the_client_library_calls_a_proxy_as_it_calls_a_node(valkey: Serve
 
 
 def test_leases_are_given_back_when_the_proxy_ends_in_order(valkey: Server, policies: Path) -> None:
-    with live(valkey.url, policies) as api, proxied(api.base, is_auto=True) as proxy, api.client() as to_node:
+    with (
+        live(valkey.url, policies) as api,
+        proxied(api.base, is_auto=True, weight=4.0) as proxy,
+        api.client() as to_node,
+    ):
         with proxy.client() as client:
             from_the_lease(client)
-        assert to_node.get("/v1/leases").json()["leases"]
+        (lease,) = to_node.get("/v1/leases").json()["leases"]
+        assert lease["weight"] == 4.0, "it stands for many"
         proxy.stop()
         assert not to_node.get("/v1/leases").json()["leases"]
 
@@ -222,6 +227,21 @@ def test_another_node_takes_over_and_nobody_is_debited_twice(valkey: Server, pol
                 if number == 4:
                     first.stop()
         assert balance(second.base) == pytest.approx(80, abs=0.1)
+
+
+def test_a_proxy_stays_ready_when_its_nodes_go_away_and_says_so(valkey: Server, policies: Path) -> None:
+    with live(valkey.url, policies) as api, proxied(api.base, deadline_s=0.3) as proxy, proxy.client() as client:
+        assert client.post("/v1/acquire", json=ask()).status_code == 200
+        assert client.get("/readyz").json()["warnings"] == []
+        api.stop()
+
+        def warnings() -> list[str]:
+            assert client.post("/v1/acquire", json=ask()).status_code == 503
+            answer = client.get("/readyz")
+            assert answer.status_code == 200
+            return list(answer.json()["warnings"])
+
+        assert eventually(warnings) == ["no node of the service answers"]
 
 
 def test_when_all_nodes_are_away_clients_are_told_within_the_deadline() -> None:
