@@ -177,7 +177,7 @@ def test_the_closing_line_counts_by_program() -> None:
 
 
 def test_no_test_skips_by_other_means() -> None:
-    """Only `tests/support/programs.py` skips for a program, so that CI sees every such skip; a system is another matter."""
+    """Only `tests/support/programs.py` skips for a program, so CI sees every such skip. Systems are another matter."""
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if path == ROOT / "tests" / "support" / "programs.py":
             continue
