@@ -126,6 +126,16 @@ def test_what_is_known_to_be_refused_is_not_asked(valkey: Server, policies: Path
     assert asked + known == 20
 
 
+def test_a_repeated_key_is_asked_even_where_a_refusal_is_known(valkey: Server, policies: Path) -> None:
+    with live(valkey.url, policies) as api, proxied(api.base) as proxy, proxy.client() as client:
+        key = {"idempotency-key": "job-1"}
+        first = client.post("/v1/acquire", json=ask("drained"), headers=key)
+        for _ in range(3):
+            assert client.post("/v1/acquire", json=ask("drained")).status_code == 429
+        again = client.post("/v1/acquire", json=ask("drained"), headers=key)
+    assert (again.status_code, again.json()["reservation"]) == (200, first.json()["reservation"])
+
+
 @pytest.mark.slow
 def test_a_proxy_that_is_killed_and_started_again_debits_nobody_twice(valkey: Server, policies: Path) -> None:
     with live(valkey.url, policies) as api, proxy_process(api.base) as proxy:
