@@ -74,6 +74,28 @@ async def test_what_is_asked_for_often_is_leased_and_given_back(node: LiveApi, c
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_lease_is_kept_for_as_long_as_its_grants_are_open(
+    node: LiveApi, customer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a long stream settles after a quiet time is debited."""
+    descriptor = {"service": "lent", "customer": customer}
+    looks: list[float] = []
+    monkeypatch.setattr(leasing.HeldLease, "is_useless", property(lambda _: bool(looks.append(0.0))))
+    async with Headgate(node.base, local="auto") as gate:
+        await ask_until_local(gate, descriptor)
+        stream = await gate.acquire(descriptor, work=1)
+        assert stream.local
+        seen = len(looks)
+        await until(lambda: len(looks) > seen + 10, within_s=20)
+        assert gate.counts()["leases"] == 1, "three times as long as a lease that is not asked for"
+        stream.settle(610)
+        await until(lambda: gate.counts()["leases"] == 0, within_s=20)
+    with node.client() as client:
+        found = client.get("/v1/buckets", params={"policy": "lent", "contains": customer}).json()["buckets"]
+        assert next(one for one in found if one["bucket"] == f"lent:{customer}")["work_settled"] >= 610
+
+
+@pytest.mark.usefixtures("quick")
 async def test_what_a_lease_cannot_decide_is_asked_of_the_service(node: LiveApi, customer: str, spent: Spent) -> None:
     descriptor = {"service": "lent", "customer": customer}
     async with Headgate(node.base, local="auto", adaptive=False) as gate:
