@@ -4,7 +4,7 @@ from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.client_metrics import metrics
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
-from limiter.client.holder import Lease
+from limiter.client.lease.holder import Lease
 from limiter.client.middleware.decorator import limited
 from limiter.client.middleware.measured_work import present_grant
 from limiter.client.request_context import CarryingExecutor, carry, criticality, raised

@@ -89,7 +89,7 @@ def test_a_program_that_uses_the_client_is_type_checked(light: Path, tmp_path: P
     (tmp_path / "program.py").write_text(TYPED_BUT_FOR_ITS_LAST_LINE)
     options = ["--strict", "--config-file=", f"--python-executable={light / 'python'}"]
     said = run([sys.executable, "-m", "mypy", *options, "program.py"], cwd=tmp_path, status=1)
-    assert 'Revealed type is "limiter.client.holder.Lease"' in said
+    assert 'Revealed type is "limiter.client.lease.holder.Lease"' in said
     assert said.count("error: ") == 1
     assert 'has incompatible type "str"' in said
 

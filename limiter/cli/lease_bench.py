@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import redis
 
-from limiter.client.holder import Grant, Lease
+from limiter.client.lease.holder import Grant, Lease
 from limiter.model.bucket.bucket import Flags, Params
 from limiter.model.bucket.leases import LeaseAsk, LeaseWant
 from limiter.model.bucket.lending import LendTerms, Said, Used

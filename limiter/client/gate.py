@@ -3,7 +3,7 @@
 The way of an acquire, each step where it is told:
 
     settles_waiting   too many settles are unsent: nothing new begins                  `limiter.client.calls`
-    lease             decided here, if a lease is held for the descriptor              `limiter.client.leasing`
+    lease             decided here, if a lease is held for the descriptor              `limiter.client.lease.leasing`
     adaptive          rejected here, if the service refuses nearly everything anyway   `limiter.client.restraint`
     call              sent with others, repeated under its key, on another node        `limiter.client.calls`,
                                                                                        `limiter.client.node_pool`
@@ -20,20 +20,28 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from math import isfinite
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
-from limiter.client import holder
 from limiter.client.adaptive import AdaptiveThrottle
+from limiter.client.asking import (
+    Acquiring,
+    Asked,
+    GateOptions,
+    Line,
+    Refused,
+    check_asked,
+    check_bounds,
+    check_refused,
+)
 from limiter.client.calls import Answer, Calls, Settlement
 from limiter.client.client_metrics import count
 from limiter.client.grants import ByLease, ByReservation, Grant, NoSettler
-from limiter.client.leasing import HeldLease, Key, Leasing, decides, key_of
+from limiter.client.lease import holder
+from limiter.client.lease.leasing import HeldLease, Key, Leasing, decides
 from limiter.client.load_reports import LoadReporter
 from limiter.client.node_pool import NoAnswer, NodePool
-from limiter.client.request_context import current, entered_ns
+from limiter.client.request_context import current
 from limiter.client.restraint import Restraint, Target
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.service_away import Away, ServiceAway
@@ -44,10 +52,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
-"""The lot of a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
-caller's, which is called with the exception before the falsy grant is returned, and may raise its own."""
-
 URL = "http://127.0.0.1:8080"
 ROOM_SOON = frozenset({"work", "request_rate", "quota", "in_flight", "settles_waiting"})
 """Refusals that say when there will be room, so that waiting for it is no retry."""
@@ -55,77 +59,6 @@ NO_NODE = frozenset({"unavailable", "node_busy", "not_ready", "stopping"})
 """Answers without a decision that another node might have made."""
 ADAPTIVE_WAIT_MS = 1000.0
 LOAD_PATIENCE_S = 2.0
-
-
-class Asked:
-    """One request for admission, as the caller made it."""
-
-    __slots__ = ("attempt", "body", "by_s", "descriptor", "entered_ns", "is_counted", "is_first_in_line", "key",
-                 "namespace", "on_refused", "wait_s")  # fmt: skip
-
-    def __init__(
-        self,
-        descriptor: Mapping[str, str],
-        namespace: str,
-        body: dict[str, Any],
-        *,
-        by_s: float,
-        on_refused: Refused,
-        wait_s: float,
-    ) -> None:
-        self.descriptor = descriptor
-        self.namespace = namespace
-        self.body = body
-        self.by_s = by_s
-        self.on_refused = on_refused
-        self.wait_s = wait_s
-        self.key: Key = key_of(namespace, descriptor)
-        entered = entered_ns()
-        self.entered_ns = time.monotonic_ns() if entered is None else entered
-        self.attempt = 1
-        self.is_counted = False
-        """It has been counted as a request, which happens once however often it asks."""
-        self.is_first_in_line = False
-        """It asks for room that was promised."""
-
-
-class Line:
-    """Those who wait for room under one descriptor: the first asks, the others stand behind it."""
-
-    __slots__ = ("lock", "refusal", "waiting")
-
-    def __init__(self, refusal: Throttled) -> None:
-        self.lock = asyncio.Lock()
-        self.refusal = refusal
-        """The latest one."""
-        self.waiting = 0
-
-
-class Acquiring:
-    """The result of `acquire`: `await` it for a grant, or use it as `async with`, which settles by itself."""
-
-    __slots__ = ("_acquire", "_grant")
-
-    def __init__(self, acquire: Callable[[], Awaitable[Grant]]) -> None:
-        self._acquire = acquire
-        self._grant: Grant | None = None
-
-    def __await__(self) -> Generator[Any, None, Grant]:
-        return self.grant().__await__()
-
-    async def grant(self) -> Grant:
-        """Ask, and return the grant."""
-        return await self._acquire()
-
-    async def __aenter__(self) -> Grant:
-        self._grant = await self._acquire()
-        return self._grant
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._grant is not None:
-            self._grant.end(error)
 
 
 class Leased:
@@ -195,6 +128,9 @@ class Headgate:
         if local not in ("off", "auto"):
             raise ValueError(f"local is off or auto, not {local!r}")
         check_refused(on_refused)
+        check_bounds(wait_s=wait_s, deadline_ms=deadline_ms, settles_max=settles_max, connections_max=connections_max)
+        if not isinstance(adaptive, bool | AdaptiveThrottle):
+            raise TypeError(f"adaptive is True, False or an AdaptiveThrottle, not {adaptive!r}")
         found = nodes or os.environ.get("HEADGATE_URL", URL)
         self._urls = [found] if isinstance(found, str) else list(found)
         self._api_key = api_key
@@ -220,15 +156,17 @@ class Headgate:
         self.granted = self.refused = self.rejected = self.decided_locally = self.undecided = 0
         """Grants; refusals by the service; rejections without asking it; decisions by leases; those without the
         service."""
-        NodePool(self._urls)  # tells a wrong address at once
+        # Made to refuse what is wrong at once: an address, an option.
+        NodePool(self._urls)
+        self._load_reporter()
 
     @classmethod
-    def sync(cls, *nodes: Any, **options: Any) -> SyncHeadgate:
+    def sync(cls, nodes: str | Sequence[str] | None = None, **options: Unpack[GateOptions]) -> SyncHeadgate:
         """Return a client for code without await, for any number of threads; arguments as those of `Headgate`."""
         from limiter.client.sync_gate import SyncHeadgate
 
         def make() -> Headgate:
-            gate = cls(*nodes, **options)
+            gate = cls(nodes, **options)
             gate.is_threaded = True
             return gate
 
@@ -247,17 +185,18 @@ class Headgate:
                 is_auto=self._is_auto,
                 is_threaded=self.is_threaded,
             )
-            self._start_reports(self._parts)
+            self._parts.load = self._load_reporter()
+            if self._parts.load is not None:
+                self._parts.load.start()
         return self._parts
 
-    def _start_reports(self, parts: Parts) -> None:
-        """Report the load of this process, if the program wants that (G5)."""
+    def _load_reporter(self) -> LoadReporter | None:
+        """Return what reports the load of this process, if the program wants that (G5)."""
         if self._report_load is False:
-            return
+            return None
         given = {} if self._report_load is True else dict(self._report_load)
         options = {"of": "threads" if self.is_threaded else "loop", "namespace": self._namespace} | given
-        parts.load = LoadReporter(self._send_load, **options)
-        parts.load.start()
+        return LoadReporter(self._send_load, **options)
 
     async def _send_load(self, path: str, body: dict[str, Any]) -> None:
         by_s = time.monotonic() + LOAD_PATIENCE_S
@@ -318,12 +257,11 @@ class Headgate:
         word; open grants are renewed by themselves, so it only matters for a process that dies. Raises `Throttled`,
         unless `on_refused` says otherwise.
         """
-        if work is not None and not isfinite(work):
-            raise ValueError(f"work is a number, not {work!r}")
         if on_refused is None:
             on_refused = self.on_refused
         else:
             check_refused(on_refused)
+        check_asked(descriptor, work, criticality)
         body: dict[str, Any] = {"descriptor": dict(descriptor)}
         namespace = self._namespace if namespace is None else namespace
         if namespace != "default":
@@ -458,7 +396,10 @@ class Headgate:
         """Grant, or raise the refusal."""
         parts = self.parts()
         if parts.calls.is_full:
-            raise Throttled(reason="settles_waiting", retry_after_ms=WAIT_UNKNOWN_MS, status=503, local=True)
+            detail = "too many settles are still to be sent, so nothing new begins; the service does not answer them"
+            raise Throttled(
+                reason="settles_waiting", retry_after_ms=WAIT_UNKNOWN_MS, status=503, local=True, detail=detail
+            )
         now_s = time.monotonic()
         lease = parts.leasing.lease_for(asked.key, now_s) if parts.is_auto else None
         if lease is not None:
@@ -477,7 +418,8 @@ class Headgate:
                 return self._without_service(asked, Throttled(reason="unavailable", status=503, detail=detail))
             if restraint.rejects(asked.key, target, now_s, self._draw, is_promised=asked.is_first_in_line):
                 self.rejected += 1
-                raise Throttled(reason="adaptive", retry_after_ms=ADAPTIVE_WAIT_MS, local=True)
+                detail = "nearly all such requests of this client were refused lately, so this one was not sent"
+                raise Throttled(reason="adaptive", retry_after_ms=ADAPTIVE_WAIT_MS, local=True, detail=detail)
         return await self._ask(parts, asked, target)
 
     def _decide_by(self, lease: holder.Lease, asked: Asked) -> Grant | None:
@@ -592,8 +534,3 @@ class Headgate:
         lease = None if self._parts is None else self._parts.leasing.known(asked.key)
         mode = None if lease is None else lease.on_service_failure
         return mode if mode in ("open", "closed", "local") else None  # type: ignore[return-value]
-
-
-def check_refused(on_refused: object) -> None:
-    if on_refused not in ("raise", "wait", "degrade") and not callable(on_refused):
-        raise ValueError(f"on_refused is raise, wait, degrade or a function, not {on_refused!r}")

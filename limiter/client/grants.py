@@ -13,8 +13,8 @@ from math import inf
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from limiter.client import holder
 from limiter.client.calls import Calls, Settlement
+from limiter.client.lease import holder
 
 T = TypeVar("T")
 

@@ -21,6 +21,8 @@ import msgspec
 
 AWAY_FIRST_S = 0.1
 AWAY_MAX_S = 5.0
+AWAY_ALL_S = 0.25
+"""Longest pause of a call that waits because every node is away: one that is back is noticed soon."""
 KEEP_ALIVE_S = 30.0
 JSON = {"content-type": "application/json"}
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
@@ -142,8 +144,10 @@ class NodePool:
                     break
                 self.failure = why
                 now_s = time.monotonic()
-                if all(one.away_until_s > now_s for one in self.nodes):
-                    await asyncio.sleep(min(AWAY_FIRST_S / 4, max(0.0, by_s - now_s)))
+                back_s = min(one.away_until_s for one in self.nodes)
+                if back_s > now_s:
+                    pause_s = min(AWAY_ALL_S, max(AWAY_FIRST_S / 4, back_s - now_s))
+                    await asyncio.sleep(min(pause_s, max(0.0, by_s - now_s)))
                 continue
             if status == NO_TIME:
                 node.failed(time.monotonic())  # the next call goes to another node

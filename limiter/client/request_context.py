@@ -22,7 +22,7 @@ from functools import wraps
 from time import monotonic_ns
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from limiter.client.holder import CRITICALITIES
+from limiter.client.lease.slices import CRITICALITIES
 
 CRITICALITY_HEADER = "Headgate-Criticality"
 

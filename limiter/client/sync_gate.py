@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
-from limiter.client import holder
-from limiter.client.gate import Acquiring, Headgate
+from limiter.client.asking import NOT_ASKED_YET, Acquiring, CallOptions
+from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
-from limiter.client.leasing import HeldLease
+from limiter.client.lease import holder
+from limiter.client.lease.leasing import HeldLease
 from limiter.client.throttled import Throttled
 
 log = logging.getLogger("headgate")
@@ -50,6 +51,7 @@ class SyncAcquiring:
 
     def now(self) -> Grant:
         """Ask, and return the grant. Settle it: nobody else does."""
+        self._acquiring.is_used = True
         try:
             grant = self._gate.wait_for(self._ask())
         except BaseException:
@@ -61,6 +63,9 @@ class SyncAcquiring:
             if inspect.iscoroutine(said):
                 self._gate.wait_for(said)
         return grant
+
+    def __bool__(self) -> bool:
+        raise TypeError(NOT_ASKED_YET)
 
     async def _ask(self) -> Grant:
         self._granted = grant = await self._acquiring.grant()
@@ -111,7 +116,7 @@ class SyncLeased:
 class SyncHeadgate:
     """A client for threads: `Headgate.sync(...)`, with the arguments of `Headgate`."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Callable[[], Headgate]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._pid = 0
@@ -177,7 +182,9 @@ class SyncHeadgate:
         """Return probabilities of local rejections, as `Headgate.probabilities` does."""
         return self._inner.probabilities()
 
-    def acquire(self, descriptor: Mapping[str, str], work: float | None = None, **options: Any) -> SyncAcquiring:
+    def acquire(
+        self, descriptor: Mapping[str, str], work: float | None = None, **options: Unpack[CallOptions]
+    ) -> SyncAcquiring:
         """Ask for admission: `with gate.acquire({...}, work=3) as grant`, or `gate.acquire({...}).now()`; options as
         those of `Headgate.acquire`."""
         on_refused = options.get("on_refused") or self.inner.on_refused

@@ -79,8 +79,9 @@ class Misused(HeadgateError):
         self.status = status
         self.reason = str(body.get("reason", "malformed"))
         self.body = dict(body)
-        errors = "; ".join(f"{one.get('field')}: {one.get('found')}" for one in body.get("errors", ()))
-        super().__init__(f"{status} {self.reason}: {body.get('detail', '')}{f' ({errors})' if errors else ''}")
+        # The detail names the first mistake.
+        more = "; ".join(f"{one.get('field')}: {one.get('found')}" for one in body.get("errors", ())[1:])
+        super().__init__(f"{status} {self.reason}: {body.get('detail', '')}{f' ({more})' if more else ''}")
 
 
 def is_refusal(status: int, body: Mapping[str, Any]) -> bool:

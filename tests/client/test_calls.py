@@ -18,7 +18,8 @@ from tests.support.scripted_service import Operation, ScriptedService, granted, 
 
 async def ask(gate: Headgate, number: int, **descriptor: str) -> list[Any]:
     asked = (gate.acquire({"service": "a", "number": str(one), **descriptor}).grant() for one in range(number))
-    return await asyncio.gather(*asked)
+    grants: list[Any] = await asyncio.gather(*asked)
+    return grants
 
 
 async def test_acquires_that_come_together_go_together(service: ScriptedService) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import headgate
 from headgate import Headgate
+from limiter.client.asking import CallOptions, GateOptions
 from limiter.client.client_metrics import GAUGES, TOTALS
 from tests.support.documents import HERE, ROOT, Block, blocks, rows, script
 from tests.support.live import LiveApi, live
@@ -137,6 +138,11 @@ def test_defaults_in_the_table_are_those_of_the_code() -> None:
             default = parameter.default
             is_number = isinstance(default, int | float) and not isinstance(default, bool)
             assert told[name] == (f"{default:,.0f}" if is_number else str(default).lower()), name
+
+
+def test_type_checkers_know_the_options_of_the_client_for_threads() -> None:
+    assert ["nodes", *GateOptions.__annotations__] == parameters(Headgate.__init__)
+    assert sorted(["descriptor", "work", *CallOptions.__annotations__]) == sorted(parameters(Headgate.acquire))
 
 
 def parameters(function: object) -> list[str]:

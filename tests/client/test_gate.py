@@ -79,8 +79,31 @@ async def test_a_wrong_call_names_the_field(node: LiveApi) -> None:
         assert (wrong.value.status, wrong.value.reason) == (422, "invalid")
         with pytest.raises(ValueError, match="work is a number, not nan"):
             await gate.acquire({"service": "ledger"}, work=float("nan"))
-        with pytest.raises(Misused, match="criticality"):
+        with pytest.raises(ValueError, match="work is a number, not '3'"):
+            await gate.acquire({"service": "ledger"}, work="3")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="criticality 'urgent' is none of critical_plus"):
             await gate.acquire({"service": "ledger"}, criticality="urgent")
+        with pytest.raises(TypeError, match="a descriptor is a mapping"):
+            await gate.acquire("ledger")  # type: ignore[arg-type]
+
+
+async def test_a_mistake_is_said_once_and_every_further_one_is_named(node: LiveApi) -> None:
+    async with Headgate(node.base) as gate:
+        with pytest.raises(Misused) as wrong:
+            await gate.acquire({"service": 1, "customer": "c"}, work=-1)  # type: ignore[dict-item]
+    assert str(wrong.value).count("descriptor.service") == 1
+    assert str(wrong.value).endswith("(work: -1)")
+
+
+async def test_what_was_not_awaited_has_asked_nothing_and_says_so(node: LiveApi, customer: str, spent: Spent) -> None:
+    """Otherwise the program would go on without a limit."""
+    descriptor = {"service": "ledger", "customer": customer}
+    async with Headgate(node.base) as gate:
+        with pytest.warns(RuntimeWarning, match="acquire has asked nothing yet"):
+            gate.acquire(descriptor, work=3)
+        with pytest.warns(RuntimeWarning), pytest.raises(TypeError, match="asked nothing yet"):
+            bool(gate.acquire(descriptor, work=3))
+    assert spent("ledger", customer) == 0
 
 
 async def test_a_wrong_call_spoils_no_other_in_its_batch(node: LiveApi, customer: str) -> None:
@@ -175,6 +198,17 @@ def test_an_unknown_way_to_be_refused_is_told_at_once() -> None:
         Headgate(unavailable="maybe")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:8080"):
         Headgate("localhost:8080")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"deadline_ms": 0}, {"wait_s": -1}, {"settles_max": 0}, {"connections_max": 0}, {"adaptive": 3},
+     {"report_load": {"polcy": "x"}}, {"report_load": 3}],
+    ids=str,
+)  # fmt: skip
+def test_an_option_that_cannot_be_meant_is_told_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"deadline_ms is above 0|AdaptiveThrottle|polcy|not iterable"):
+        Headgate(**options)
 
 
 async def test_waiting_gets_room_in_the_order_of_coming(node: LiveApi, customer: str) -> None:

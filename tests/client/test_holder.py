@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from limiter.client.holder import Grant, Lease, PlacedGrant, Refusal
+from limiter.client.lease.holder import Grant, Lease, PlacedGrant, Refusal
 
 S_NS = 1_000_000_000
 

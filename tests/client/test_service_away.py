@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, Throttled
-from limiter.client import leasing
+from limiter.client.lease import leasing
 from limiter.client.service_away import ServiceAway
 from tests.support import eventually_async
 from tests.support.askers import ask_until_local

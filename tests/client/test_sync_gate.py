@@ -59,6 +59,13 @@ def test_a_request_is_granted_and_settled(gate: SyncHeadgate, customer: str, spe
     assert gate.counts()["granted"] == 3
 
 
+def test_what_was_not_asked_says_so(gate: SyncHeadgate, customer: str) -> None:
+    with pytest.warns(RuntimeWarning, match=r"grant = gate\.acquire"):
+        gate.acquire({"service": "ledger", "customer": customer})
+    with pytest.warns(RuntimeWarning), pytest.raises(TypeError, match="asked nothing yet"):
+        bool(gate.acquire({"service": "ledger", "customer": customer}))
+
+
 def test_eight_threads_share_one_client(gate: SyncHeadgate, customer: str, spent: Spent) -> None:
     def work(_: int) -> None:
         for _ in range(50):
@@ -161,7 +168,7 @@ def test_threads_share_a_lease(gate: SyncHeadgate, customer: str) -> None:
             for _ in range(200):
                 found = lease.try_acquire(0.01)
                 if found:
-                    found.settle(0.01)  # type: ignore[union-attr]
+                    found.settle(0.01)
                     granted += 1
             return granted
 

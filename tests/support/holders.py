@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from limiter.client.holder import REPEAT_AFTER_S, Grant, Lease
+from limiter.client.lease.holder import REPEAT_AFTER_S, Grant, Lease
 
 ROOT = Path(__file__).parents[2]
 

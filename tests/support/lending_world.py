@@ -1,7 +1,7 @@
 """Holders of slices in virtual time: a network that loses, doubles, delays and reorders, holders that die, pause and
 are cut off, a store whose clock steps, and a meter that watches all that is admitted and all that could be.
 
-The store is the reference model (`Ledger`), the holders are the client's own (`limiter.client.holder.Lease`).
+The store is the reference model (`Ledger`), the holders are the client's own (`limiter.client.lease.holder.Lease`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from limiter.client.holder import Grant, Lease
+from limiter.client.lease.holder import Grant, Lease
 from limiter.model.bucket.bucket import Flags, Params, Record, refill
 from limiter.model.bucket.leases import LeaseAnswer, LeaseAsk, LeaseKind, LeaseWant
 from limiter.model.bucket.lending import LendStatus, LendTerms, Said, Used

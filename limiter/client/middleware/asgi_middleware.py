@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from time import monotonic_ns
 from typing import Any, Unpack
 
+from limiter.client.asking import AcquireOptions
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant, outcome_of
 from limiter.client.middleware.cost import CpuTimed
@@ -36,7 +37,6 @@ from limiter.client.middleware.measured_work import (
 )
 from limiter.client.middleware.refusal_answer import RefusalAnswer, passed_on_answer, refusal_answer, throttled_in
 from limiter.client.middleware.request_rules import (
-    AcquireOptions,
     DescriptorRule,
     EdgeRule,
     IncomingRequest,

@@ -13,11 +13,12 @@ from functools import wraps
 from time import monotonic_ns
 from typing import Any, Literal, TypeVar, Unpack, cast
 
+from limiter.client.asking import AcquireOptions
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
 from limiter.client.middleware.cost import cpu_cost, cpu_time_of
 from limiter.client.middleware.measured_work import working_under
-from limiter.client.middleware.request_rules import AcquireOptions, Descriptor, checked_options, within_bounds
+from limiter.client.middleware.request_rules import Descriptor, checked_options, within_bounds
 from limiter.client.sync_gate import SyncHeadgate
 from limiter.client.throttled import Throttled
 

@@ -25,12 +25,12 @@ from typing import Any, Literal, NoReturn, Unpack
 import grpc
 import grpc.aio
 
+from limiter.client.asking import AcquireOptions
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant, outcome_of
 from limiter.client.middleware.measured_work import MeasuredWork, working_under
 from limiter.client.middleware.refusal_answer import throttled_in
 from limiter.client.middleware.request_rules import (
-    AcquireOptions,
     DescriptorRule,
     EdgeRule,
     IncomingRequest,

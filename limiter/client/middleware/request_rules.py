@@ -18,11 +18,11 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs
 
-from limiter.client.gate import Refused
-from limiter.client.holder import CRITICALITIES
+from limiter.client.asking import AcquireOptions
+from limiter.client.lease.slices import CRITICALITIES
 from limiter.client.request_context import CRITICALITY_HEADER, from_header
 
 V = TypeVar("V")
@@ -200,17 +200,6 @@ def checked(name: str) -> str:
     if name not in CRITICALITIES:
         raise ValueError(f"criticality {name!r} is none of {', '.join(CRITICALITIES)}")
     return name
-
-
-class AcquireOptions(TypedDict, total=False):
-    """Options that go to `acquire` as they are."""
-
-    namespace: str | None
-    expected_latency_ms: float | None
-    ttl_ms: int | None
-    on_refused: Refused | None
-    wait_s: float | None
-    deadline_ms: float | None
 
 
 class RequestRules:

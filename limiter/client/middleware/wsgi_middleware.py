@@ -23,6 +23,7 @@ from http import HTTPStatus
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Self, Unpack
 
+from limiter.client.asking import AcquireOptions
 from limiter.client.grants import Grant, outcome_of
 from limiter.client.middleware.framework_routes import django_route, is_django, werkzeug_route
 from limiter.client.middleware.measured_work import (
@@ -33,7 +34,6 @@ from limiter.client.middleware.measured_work import (
 )
 from limiter.client.middleware.refusal_answer import RefusalAnswer, passed_on_answer, refusal_answer, throttled_in
 from limiter.client.middleware.request_rules import (
-    AcquireOptions,
     DescriptorRule,
     EdgeRule,
     IncomingRequest,

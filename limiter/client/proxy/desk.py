@@ -1,7 +1,7 @@
 """The way of an operation through the proxy (G7). Callbacks, no coroutines: thousands may wait at once.
 
     proxy_busy       as many wait as may                     refused at once, before anything else
-    lease            held for this descriptor, and no key    `limiter.client.leasing`, `own_reservations`
+    lease            held for this descriptor, and no key    `limiter.client.lease.leasing`, `own_reservations`
     known refusal    the service has just said so            `known_refusals`
     adaptive         it refuses nearly everything            `limiter.client.adaptive`
     asked            with others, in a batch                 `limiter.client.calls`
@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from limiter.client import holder
 from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.calls import Answer, Calls, Op
-from limiter.client.leasing import Key, Leasing, decides, key_of
+from limiter.client.lease import holder
+from limiter.client.lease.leasing import Key, Leasing, decides, key_of
 from limiter.client.node_pool import NoAnswer, NodePool
 from limiter.client.proxy.known_refusals import KnownRefusals
 from limiter.client.proxy.own_reservations import OwnReservations, is_own

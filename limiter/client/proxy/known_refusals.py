@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from limiter.client.leasing import Key
+from limiter.client.lease.leasing import Key
 
 HOLDS_MAX_S = 1.0
 KNOWN_MAX = 4096

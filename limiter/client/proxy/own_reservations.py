@@ -14,7 +14,7 @@ import heapq
 import re
 from secrets import token_hex
 
-from limiter.client import holder
+from limiter.client.lease import holder
 from limiter.model.bucket.contract import Granted, LimitState, Settled, SettleRequest
 
 OPEN_MAX = 50_000

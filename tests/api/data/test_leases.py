@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from limiter.client.holder import Grant, Lease
+from limiter.client.lease.holder import Grant, Lease
 from tests.support import eventually
 
 

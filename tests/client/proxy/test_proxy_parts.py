@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from limiter.client.holder import Lease
-from limiter.client.leasing import key_of
+from limiter.client.lease.holder import Lease
+from limiter.client.lease.leasing import key_of
 from limiter.client.proxy.known_refusals import HOLDS_MAX_S, KNOWN_MAX, KnownRefusals
 from limiter.client.proxy.own_reservations import LATE_S, OwnReservations, SettledBefore, UnknownHere, is_own
 from limiter.model.bucket.contract import SettleRequest
@@ -70,7 +70,7 @@ def lease(**slices: Any) -> Lease:
 def granted(own: OwnReservations, held: Lease, work: float = 10.0, ttl_ms: int = 1000) -> str:
     grant = held.try_acquire(work)
     assert grant
-    answer = own.grant(grant, held, ttl_ms, 100.0)  # type: ignore[arg-type]
+    answer = own.grant(grant, held, ttl_ms, 100.0)
     assert answer.charged == work
     assert is_own(answer.reservation)
     return answer.reservation

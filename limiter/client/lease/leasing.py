@@ -1,8 +1,8 @@
 """Leases that renew themselves, and descriptors that are leased because they are asked for often (P9, B8).
 
-The holder of a lease decides without I/O (`limiter.client.holder`); this module sends its requests. A request is sent
-again, the same, every 300 ms until one copy is answered. When the service does not answer at all, the holder goes on
-until its lease ends, and comes back by itself.
+The holder of a lease decides without I/O (`limiter.client.lease.holder`); this module sends its requests. A request is
+sent again, the same, every 300 ms until one copy is answered. When the service does not answer at all, the holder goes
+on until its lease ends, and comes back by itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from limiter.client import holder
-from limiter.client.holder import REPEAT_AFTER_S, Lease
+from limiter.client.lease import holder
+from limiter.client.lease.holder import REPEAT_AFTER_S, Lease
 from limiter.client.node_pool import NoAnswer, NodePool
 
 log = logging.getLogger("headgate")

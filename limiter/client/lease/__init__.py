@@ -1,0 +1,1 @@
+"""Leases: parts of limits, on which a client decides by itself."""
