@@ -5,6 +5,7 @@ matter: client, node and store share the machine here, and a busy machine makes 
 
     coalesced    acquires that wait for a call go together, settles ride along: `Headgate`
     single       one HTTP request for each acquire and each settle, on the same connections
+    asgi         requests of an application under `headgate.asgi`, without a server; `bare` is the application alone
     local        `lease.try_acquire` and settle, on a lease that the library holds
 """
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 import redis
@@ -28,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headgate import Headgate
+from headgate.asgi import HeadgateMiddleware
 from limiter.client.node_pool import NodePool
 from limiter.store.link.embedded import EmbeddedStore
 from loadtest.http_bench import Variant, serving
@@ -129,6 +132,43 @@ async def _single(post: Callable[[str, dict[str, object]], Awaitable[dict[str, s
     await post("/v1/settle", {"reservation": answer["reservation"], "work": 3})
 
 
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """Answer in two messages, as frameworks do, and do nothing else."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": b"done"})
+
+
+async def by_application(url: str, seconds: float) -> int:
+    """Serve requests of the application alone."""
+    return await _serve(application, seconds)
+
+
+async def by_middleware(url: str, seconds: float) -> int:
+    """Serve requests of the application under the middleware, with the customer in a header."""
+    limits = {"service": "orders", "customer": "header:x-customer"}
+    async with Headgate(url, deadline_ms=PATIENT_MS, unavailable="closed") as gate:
+        limited = HeadgateMiddleware(application, gate, descriptor=limits, work=2, settle="bytes")
+        return await _serve(limited, seconds)
+
+
+async def _serve(app: Any, seconds: float) -> int:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        """Drop the message: a server's part is not measured."""
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200, message
+
+    async def request(number: int) -> None:
+        headers = [(b"host", b"bench"), (b"x-customer", b"c%d" % number)]
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+        await app(scope, receive, send)
+        await asyncio.sleep(0)
+
+    return await _work(request, seconds, WORKERS)
+
+
 def ways() -> dict[str, Way]:
     """Return the ways to compare, by short names."""
     found = {
@@ -139,8 +179,10 @@ def ways() -> dict[str, Way]:
     }
     if find_spec("httpx") is not None:
         found["httpx"] = Way("one request each, by httpx", by_httpx)
-    # A middleware's overhead for a request belongs here: the same application with and without it.
-    return found
+    return found | {
+        "bare": Way("an ASGI application alone", by_application),
+        "asgi": Way("the same under `headgate.asgi`", by_middleware),
+    }
 
 
 async def local_per_s(url: str) -> list[float]:
@@ -151,7 +193,8 @@ async def local_per_s(url: str) -> list[float]:
             began_s = time.process_time()
             for _ in range(LOCAL_PAIRS):
                 grant = lease.try_acquire(1.0)
-                grant.settle(2.0)  # type: ignore[union-attr]
+                assert grant
+                grant.settle(2.0)
             found.append(LOCAL_PAIRS / (time.process_time() - began_s))
             await asyncio.sleep(0)
     return found
@@ -205,6 +248,8 @@ def judge(found: dict[str, Way], local: float) -> tuple[list[Line], bool]:
         f"{_missed(times >= TIMES_MIN)}, {by_clock:.1f}× by the clock",
         "keyless": f"keys cost {keys_us[0]:.1f} + {keys_us[1]:.1f} µs in node and store",
     }
+    bare_us = median(found["bare"].client_us)
+    against["asgi"] = f"{median(found['asgi'].client_us) - bare_us:.0f} µs more for a request"
     lines: list[Line] = [
         (
             way.name, f"{median(way.pairs_per_s):,.0f}", f"{median(way.client_us):.0f}", f"{median(way.node_us):.0f}",
