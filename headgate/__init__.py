@@ -5,6 +5,7 @@ from limiter.client.client_metrics import metrics
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant
 from limiter.client.lease.holder import Lease
+from limiter.client.middleware.cost import cpu_cost, cpu_time_of
 from limiter.client.middleware.decorator import limited
 from limiter.client.middleware.measured_work import present_grant
 from limiter.client.request_context import CarryingExecutor, carry, criticality, raised
@@ -24,6 +25,8 @@ __all__ = [
     "SyncHeadgate",
     "Throttled",
     "carry",
+    "cpu_cost",
+    "cpu_time_of",
     "criticality",
     "limited",
     "metrics",

@@ -48,6 +48,8 @@ from limiter.client.service_away import Away, ServiceAway
 from limiter.client.throttled import WAIT_UNKNOWN_MS, Misused, Throttled, is_refusal, pause_s
 
 if TYPE_CHECKING:
+    from limiter.client.middleware.decorator import LimitedOptions
+    from limiter.client.middleware.request_rules import Descriptor
     from limiter.client.sync_gate import SyncHeadgate
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -285,7 +287,12 @@ class Headgate:
         at once."""
         return Leased(self, (self._namespace if namespace is None else namespace, descriptor, weight))
 
-    def limited(self, descriptor: Any, work: Any = None, **options: Any) -> Callable[[F], F]:
+    def limited(
+        self,
+        descriptor: Mapping[str, str] | Callable[..., Descriptor],
+        work: float | Callable[..., float] | None = None,
+        **options: Unpack[LimitedOptions],
+    ) -> Callable[[F], F]:
         """Return a decorator for coroutine functions and asynchronous generators; arguments as those of
         `headgate.limited`."""
         from limiter.client.middleware.decorator import limited

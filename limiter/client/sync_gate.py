@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from limiter.client.asking import NOT_ASKED_YET, Acquiring, CallOptions
 from limiter.client.gate import Headgate
@@ -26,6 +26,10 @@ from limiter.client.grants import Grant
 from limiter.client.lease import holder
 from limiter.client.lease.leasing import HeldLease
 from limiter.client.throttled import Throttled
+
+if TYPE_CHECKING:
+    from limiter.client.middleware.decorator import LimitedOptions
+    from limiter.client.middleware.request_rules import Descriptor
 
 log = logging.getLogger("headgate")
 
@@ -197,15 +201,32 @@ class SyncHeadgate:
         """Hold a lease on a descriptor, which threads may share."""
         return SyncLeased(self, self.inner.lease(descriptor, namespace=namespace, weight=weight).arguments)
 
-    def limited(self, descriptor: Any, work: Any = None, **options: Any) -> Callable[[F], F]:
+    def limited(
+        self,
+        descriptor: Mapping[str, str] | Callable[..., Descriptor],
+        work: float | Callable[..., float] | None = None,
+        **options: Unpack[LimitedOptions],
+    ) -> Callable[[F], F]:
         """Return a decorator for functions and generators; arguments as those of `headgate.limited`."""
         from limiter.client.middleware.decorator import limited
 
         return limited(self, descriptor, work, **options)
 
-    def settle(self, reservation: str, work: float, **options: Any) -> dict[str, Any]:
-        """Settle a reservation that came from elsewhere; options as those of `Headgate.settle`."""
-        return self.wait_for(self.inner.settle(reservation, work, **options))
+    def settle(
+        self,
+        reservation: str,
+        work: float,
+        *,
+        final: bool = True,
+        latency_ms: float | None = None,
+        outcome: str = "ok",
+        timeout_s: float = 5.0,
+    ) -> dict[str, Any]:
+        """Settle a reservation that came from elsewhere, as `Headgate.settle` does."""
+        settling = self.inner.settle(
+            reservation, work, final=final, latency_ms=latency_ms, outcome=outcome, timeout_s=timeout_s
+        )
+        return self.wait_for(settling)
 
     def flush(self, timeout_s: float = 5.0) -> int:
         """Send every settle that waits; returns how many are unanswered when the time is over."""

@@ -27,6 +27,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 ResultSettle = Literal["latency", "cpu"] | Callable[[Any], float] | None
 
 
+class LimitedOptions(AcquireOptions, total=False):
+    """Options of `limited`, as the clients' methods of that name take them."""
+
+    settle: ResultSettle
+    each: Callable[[Any], float] | None
+    fallback: Callable[..., Any] | None
+
+
 def limited(
     gate: Headgate | SyncHeadgate,
     descriptor: Mapping[str, str] | Callable[..., Descriptor],

@@ -5,7 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from limiter.client.middleware.cost import CpuTimed, cpu_cost, cpu_time_of
+from headgate import cpu_cost, cpu_time_of
+from limiter.client.middleware.cost import CpuTimed
 
 
 def burn(milliseconds: float) -> None:

@@ -196,6 +196,6 @@ def test_mistakes_are_told_when_the_function_is_decorated() -> None:
     with pytest.raises(TypeError, match="is a generator: `each` gives the work of its items"):
         Headgate.sync().limited(CALL, settle="cpu")(lambda customer: (yield))
     with pytest.raises(ValueError, match="settle is latency, cpu, a function of the result or None"):
-        Headgate().limited(CALL, settle="bytes")
+        Headgate().limited(CALL, settle="bytes")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown option wait"):
-        Headgate.sync().limited(CALL, wait=3)(len)
+        Headgate.sync().limited(CALL, wait=3)(len)  # type: ignore[call-arg]
