@@ -14,10 +14,18 @@ Spent = Callable[[str, str], float]
 
 
 def spent_of(client: httpx.Client, policy: str, customer: str) -> float:
-    answer = client.get("/v1/buckets", params={"policy": policy, "contains": customer})
-    assert answer.status_code == 200, answer.text
-    found = [one for one in answer.json()["buckets"] if one["bucket"] == f"{policy}:{customer}"]
-    return round(found[0]["capacity"] - found[0]["balance"], 1) if found else 0.0
+    cursor = ""
+    while True:  # a page with few matches among many keys may be empty and not the last one
+        params = {"policy": policy, "contains": customer, "cursor": cursor}
+        answer = client.get("/v1/buckets", params={name: value for name, value in params.items() if value})
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        found = [one for one in page["buckets"] if one["bucket"] == f"{policy}:{customer}"]
+        if found:
+            return float(round(found[0]["capacity"] - found[0]["balance"], 1))
+        cursor = page["cursor"]
+        if not cursor:
+            return 0.0
 
 
 async def ask_often(gate: Headgate, descriptor: dict[str, str], seconds: float, work: float = 0.01) -> list[bool]:
