@@ -68,6 +68,7 @@ REST_LIMIT = 0.8
 """Part of the initial limit below which a bucket does not rest, so that the limit recovers without requests."""
 NOTED = 0.1
 """Relative: a smaller move of a limit under the same rule leaves no note."""
+AT_ONCE_US = 0.0
 IDLE_US = 1_000_000.0
 """Time between two steps of a bucket that is idle but not at rest."""
 
@@ -486,13 +487,14 @@ def _anchored(
     if params.expectations is not None:
         at_us = min(at_us, now.read_us + _interval_left_s(state, params.expectations) * 1e6)
     if params.is_followed:
-        at_us = min(at_us, now.read_us + IDLE_US) if is_quiet else now.read_us
+        at_us = min(at_us, now.read_us + IDLE_US) if is_quiet else AT_ONCE_US
     if params.response_time is not None:
         at_us = min(at_us, now.read_us + _response_time_left_s(state.response_time, params.response_time) * 1e6)
         due_timed = _due_timed(state.response_time, now.timed, params.response_time)
     if params.utilisation is not None:
         at_us = min(at_us, now.read_us + params.utilisation.smoothing_s * 1e6)
-    return _with(state, anchored(now, due_us=at_us - _ALMOST_US, due_timed=due_timed), slacks)
+    due_us = at_us - _ALMOST_US if at_us > AT_ONCE_US else AT_ONCE_US
+    return _with(state, anchored(now, due_us=due_us, due_timed=due_timed), slacks)
 
 
 def _with(state: OverloadState, reading: Anchor, slacks: tuple[float, float]) -> OverloadState:
