@@ -557,6 +557,7 @@ def _serve(ledger: Ledger, lease: Lease, ask: LeaseAsk, now_us: int, now_ns: int
             "policy": "month",
             "mechanism": "quota",
             "tokens": one.tokens,
+            "moved": 0.0,
             "period": one.moved,
             "ends_in_ms": ends_in_ms,
         }
