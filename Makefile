@@ -39,10 +39,11 @@ lint: .venv/test.stamp ## ruff, mypy --strict, and luacheck where it is installe
 	$(BIN)/mypy
 	$(BIN)/python .ci/lint_lua.py
 
-bench: .venv/run.stamp ## measure this machine: scripts, batcher, controller, bytes per bucket, HTTP
+bench: .venv/run.stamp ## measure this machine: scripts, batcher, controller, bytes per bucket, HTTP, client
 	$(BIN)/headgate bench
 	$(BIN)/python -m loadtest.http_bench
 	$(BIN)/python -m loadtest.road_bench
+	$(BIN)/python -m loadtest.client_bench
 
 judge: .venv/run.stamp ## every control law against scenarios in virtual time, as tables with verdicts: ROWS=, SEEDS="7 8"
 	nice $(BIN)/python -m loadtest.simulation judge $(if $(ROWS),--rows $(ROWS)) $(SEEDS:%=--seed %)

@@ -1,7 +1,8 @@
 """Measure the figures in the documents again: `python -m loadtest.report`.
 
-One run of `headgate bench`, `loadtest.http_bench` and `loadtest.road_bench` goes into the tables of docs/performance.md
-and README.md, between their marks. The exit status says whether every aim was reached; missed aims are written, too.
+One run of `headgate bench` and of the modules http_bench, road_bench and client_bench goes into the tables of
+docs/performance.md and README.md, between their marks. The exit status says whether every aim was reached; missed aims
+are written, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import uvloop
 from rich.console import Console
 
 from limiter.cli import bench
-from loadtest import http_bench, road_bench
+from loadtest import client_bench, http_bench, road_bench
 from loadtest.overload.page import with_table
 
 ROOT = Path(__file__).parents[1]
@@ -37,11 +38,14 @@ class Figures:
     ceiling_per_s: float
     memory_mb: float
     road: dict[str, road_bench.Scenario]
+    ways: dict[str, client_bench.Way]
+    local_per_s: float
 
     @property
     def hold(self) -> bool:
         """True if every aim was reached."""
-        return all(row.holds for row in self.scripts) and self._judged()[1] and road_bench.judge(self.road)[1]
+        judged = (self._judged(), road_bench.judge(self.road), client_bench.judge(self.ways, self.local_per_s))
+        return all(row.holds for row in self.scripts) and all(holds for _, holds in judged)
 
     def tables(self) -> dict[str, str]:
         """Return the tables by the marks between which they belong."""
@@ -50,6 +54,7 @@ class Figures:
             "http": http_bench.render_markdown(self._judged()[0]),
             "scripts": bench.render_markdown(self.scripts),
             "road": road_bench.render_markdown(road_bench.judge(self.road)[0]),
+            "client": client_bench.render_markdown(client_bench.judge(self.ways, self.local_per_s)[0]),
             "performance": self._brief(),
         }
 
@@ -92,11 +97,12 @@ def write(figures: Figures, root: Path) -> None:
 
 
 def measure(console: Console) -> Figures:
-    """Measure everything, one after the other: about five minutes."""
+    """Measure everything, one after the other: about six minutes."""
     where = machine()
     scripts = uvloop.run(bench.measure(rounds=5, scale=1.0, console=console))
     over_http = asyncio.run(http_bench.measure(3, 5.0, "", console))
-    return Figures(where, scripts, *over_http, asyncio.run(road_bench.measure(3, 3.0, console)))
+    road = asyncio.run(road_bench.measure(3, 3.0, console))
+    return Figures(where, scripts, *over_http, road, *asyncio.run(client_bench.measure(3, 3.0, console)))
 
 
 def main() -> int:

@@ -536,8 +536,12 @@ local function commit_classes(count, requests)
       if verdict[i] == TURNED_AWAY then
         shedding[SHED + class], told = shedding[SHED + class] + requests, 1
       elseif verdict[i] == DEBITED and shedding[LENT_UNTIL] ~= 0 and shedding[SHED_RATE + class] > 0 then
-        local tokens = shedding[SHED_TOKENS + class]
-        shedding[SHED_TOKENS + class] = requests < tokens and tokens - requests or 0
+        local tokens, term = shedding[SHED_TOKENS + class], terms[index[i]]
+        if term.places and term.in_work then  -- S11: rates are in work, like what is in flight
+          shedding[SHED_TOKENS + class] = tokens - charge[i]
+        else
+          shedding[SHED_TOKENS + class] = requests < tokens and tokens - requests or 0
+        end
       end
       local part = requests / (asked > RECENT and RECENT or asked > RECENT_MIN and asked or RECENT_MIN)
       shedding[SHED_RECENTLY + class] = recently + (told - recently) * (part < 1 and part or 1)

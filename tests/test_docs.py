@@ -21,8 +21,10 @@ from fastapi.routing import APIRoute
 from typer.main import get_command
 
 from api.app import MODULES
+from limiter.cli import proxy_metrics
 from limiter.cli.main import app
 from limiter.cli.policy_commands import _reasons
+from limiter.client.client_metrics import GAUGES, TOTALS
 from limiter.metrics.catalogue import ALL
 from limiter.model.control.caps import Reason
 from limiter.model.control.reasoning import Cycle, Overload, Reasoning, Step
@@ -35,6 +37,7 @@ from tests.support.documents import HERE, PAGES, ROOT, Block, blocks, name_of, s
 from tests.support.programs import find, need
 from tests.support.servers import free_port, running
 
+PROXY_VARIABLES = {"HEADGATE_PROXY_API_KEY", "HEADGATE_PROXY_CLIENT_KEY"}
 HEADGATE = f"""exec {shlex.quote(sys.executable)} -c 'from limiter.cli.main import main; main()' "$@" """
 
 
@@ -157,6 +160,10 @@ def test_the_readme_from_top_to_bottom(made_to_run: Running) -> None:
     assert json.loads(settled)["adjusted"] == 29_997
     assert refused.startswith("HTTP/1.1 429")
     assert json.loads(refused.splitlines()[-1])["retry_after_ms"] >= A_PERSONS_TIME_MS, "refused whenever it is pasted"
+    (program,) = blocks("README.md", "python")
+    printed = run_python(program, made_to_run)
+    assert re.fullmatch(r"customer-work work \d+\n", printed), printed
+    assert float(printed.split()[-1]) >= A_PERSONS_TIME_MS
 
 
 def test_the_http_api_by_example_answers_as_it_says(made_to_run: Running) -> None:
@@ -205,20 +212,26 @@ def test_leases_are_held_as_their_page_says(made_to_run: Running) -> None:
     made_to_run.follow([put])
     eventually(lambda: _lends(made_to_run), what="the policy is in force")
     made_to_run.follow(asked)
-    printed = subprocess.run(
-        [sys.executable, "-c", program.text.replace(HERE, f"127.0.0.1:{made_to_run.port}")],
-        env=surroundings(made_to_run.workplace, made_to_run.port),
+    printed = run_python(program, made_to_run)
+    found = re.fullmatch(r"granted (\d+); given back: True\n", printed)
+    assert found is not None, printed
+    assert 20 <= int(found[1]) <= 100 + 3 * 100
+    removed = f"curl -sf -X DELETE 'http://{HERE}/v1/policies/lent?namespace=edge' > /dev/null\n"
+    made_to_run.follow([Block("", 0, "sh", removed)])
+
+
+def run_python(program: Block, running: Running) -> str:
+    """Run a program of a page; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program.text.replace(HERE, f"127.0.0.1:{running.port}")],
+        env=surroundings(running.workplace, running.port),
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert printed.returncode == 0, printed.stderr[-2000:]
-    found = re.fullmatch(r"granted (\d+); given back: True\n", printed.stdout)
-    assert found is not None, printed.stdout
-    assert 20 <= int(found[1]) <= 100 + 3 * 100
-    removed = f"curl -sf -X DELETE 'http://{HERE}/v1/policies/lent?namespace=edge' > /dev/null\n"
-    made_to_run.follow([Block("", 0, "sh", removed)])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 def _lends(running: Running) -> bool:
@@ -356,11 +369,16 @@ def check_options(words: list[str], shown: str) -> None:
             assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", shown), word
 
 
+OF_CLIENT = set(re.findall(r'os\.environ\.get\("(HEADGATE_\w+)"', (ROOT / "limiter/client/gate.py").read_text()))
+"""Variables that the client library reads."""
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_settings_metrics_routes_and_extras_in_the_text_exist(page: Path) -> None:
     text = page.read_text()
-    assert set(re.findall(r"\bHEADGATE_[A-Z_]*[A-Z]\b", text)) <= {*Settings.variables()}
-    known = {definition.name for definition in ALL}
+    assert set(re.findall(r"\bHEADGATE_[A-Z_]*[A-Z]\b", text)) <= {*Settings.variables(), *PROXY_VARIABLES, *OF_CLIENT}
+    known = {definition.name for definition in (*ALL, *proxy_metrics.ALL)}
+    known |= {f"headgate_client_{name}_total" for name in TOTALS} | {f"headgate_client_{name}" for name in GAUGES}
     for metric in re.findall(r"\bheadgate_[a-z_]*[a-z]\b(?!\.|_…)", text):
         assert metric in known or re.sub(r"_(?:bucket|sum|count)$", "", metric) in known, metric
     assert set(re.findall(r"`(GET|POST|PUT|DELETE) (/v1/[a-z/{}]+)", text)) <= routes()
@@ -395,6 +413,13 @@ def test_pictures_in_the_text_are_well_formed() -> None:
 SNIPPETS: dict[tuple[str, str], str] = {
     ("README.md", "sh"): "test_docs.py::test_the_readme_from_top_to_bottom",
     ("README.md", "json"): "test_docs.py::test_the_readme_from_top_to_bottom",
+    ("README.md", "python"): "test_docs.py::test_the_readme_from_top_to_bottom",
+    ("docs/client.md", "go"): "client/test_client_page.py::test_a_go_client_is_generated_and_acquires_and_settles",
+    ("docs/client.md", "python"): "client/test_client_page.py::test_the_snippets_run_from_top_to_bottom",
+    ("docs/client.md", "sh"): "client/test_client_page.py::test_the_snippets_run_from_top_to_bottom",
+    ("docs/client.md", "typescript"): (
+        "client/test_client_page.py::test_a_typescript_client_is_generated_and_acquires_and_settles"
+    ),
     ("docs/controller.md", ""): "test_docs.py::test_the_output_of_the_controller_looks_as_shown",
     ("docs/http-api.md", "sh"): "test_docs.py::test_the_http_api_by_example_answers_as_it_says",
     ("docs/http-api.md", ""): "test_docs.py::test_the_http_api_by_example_answers_as_it_says",
@@ -402,6 +427,10 @@ SNIPPETS: dict[tuple[str, str], str] = {
     ("docs/kubernetes.md", "yaml"): "chart/test_page.py::test_the_values_can_be_used",
     ("docs/leases.md", "sh"): "test_docs.py::test_leases_are_held_as_their_page_says",
     ("docs/leases.md", "python"): "test_docs.py::test_leases_are_held_as_their_page_says",
+    ("docs/middleware.md", "python"): "client/middleware/test_middleware_page.py::test_functions_are_limited_as_shown",
+    ("docs/middleware.md", ""): (
+        "client/middleware/test_middleware_page.py::test_ten_lines_limit_a_fastapi_application_by_tokens"
+    ),
     ("docs/loadtest.md", "sh"): "test_docs.py::test_commands_in_the_text_exist_with_their_options",
     ("docs/judge.md", "sh"): "test_docs.py::test_commands_in_the_text_exist_with_their_options",
     ("docs/operations.md", "conf"): "test_docs.py::test_the_store_is_set_up_and_the_runbook_followed",
@@ -410,6 +439,8 @@ SNIPPETS: dict[tuple[str, str], str] = {
     ("docs/overload.md", ""): "test_docs.py::test_the_output_of_the_controller_looks_as_shown",
     ("docs/policies.md", "sh"): "test_docs.py::test_the_commands_on_policies_do_what_they_say",
     ("docs/policies.md", "yaml"): "test_reference.py::test_the_policies_by_example_do_what_they_say",
+    ("docs/proxy.md", "sh"): "client/proxy/test_proxy_page.py::test_the_commands_do_what_they_say",
+    ("docs/proxy.md", "yaml"): "client/proxy/test_proxy_page.py::test_the_chart_s_values_run_a_proxy",
     ("docs/security.md", "sh"): "test_docs.py::test_keys_and_tls_keep_strangers_out",
 }
 """The test, under tests/, that tries the blocks of a page and a language; pictures are tried wherever they are."""

@@ -18,7 +18,7 @@ FRAMEWORKS = {"django", "flask", "grpc", "starlette", "werkzeug"}
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-import headgate.asgi, headgate.wsgi, limiter.client
+import headgate.asgi, headgate.hooks, headgate.wsgi, limiter.client
 for module in pkgutil.walk_packages(limiter.client.__path__, "limiter.client."):
     if module.name != "limiter.client.middleware.grpc_interceptor":  # a subclass of what grpcio brings
         importlib.import_module(module.name)

@@ -29,6 +29,7 @@ from limiter.engine.policy_file import load_policy_file
 from limiter.model.bucket.contract import TEXT_MAX, AcquireRequest, Granted, SettleRequest
 from limiter.model.bucket.operations import LATE_US
 from limiter.model.bucket.reservation import Signer
+from limiter.model.numbers import DIMENSIONS_MAX
 from limiter.model.overload.overload_block import (
     OF_RATES,
     OVERLOAD_PARTS,
@@ -39,7 +40,6 @@ from limiter.model.overload.overload_block import (
 )
 from limiter.model.policy.blocks import Auto, Block, Learning, Local, Quota, Smoothing, Steering
 from limiter.model.policy.criticality import Criticality
-from limiter.model.policy.fields.kinds import DIMENSIONS_MAX
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_set import Backend, Namespace
 from limiter.model.policy.reading import read_namespace, read_policy

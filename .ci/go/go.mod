@@ -1,4 +1,4 @@
-module headgate-go
+module example
 
 go 1.25.0
 

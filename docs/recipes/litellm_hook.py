@@ -10,7 +10,6 @@ from typing import Any
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
-from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
 
 from headgate import Headgate, Throttled
 
@@ -19,31 +18,38 @@ class HeadgateHook(CustomLogger):
     def __init__(self, gate: Headgate) -> None:
         super().__init__()
         self.gate = gate
+        self.calls = 0  # that are not settled yet
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
         grant = await self.gate.acquire({"service": "llm", "customer": kwargs.get("user") or "unknown"})
-        kwargs["litellm_logging_obj"].model_call_details["headgate"] = grant  # what LiteLLM passes to the hooks below
+        kwargs["litellm_logging_obj"].model_call_details["headgate"] = grant  # LiteLLM passes them to the hooks below
+        self.calls += 1
         return kwargs
 
     async def async_log_success_event(self, kwargs: dict[str, Any], response_obj: Any, **_: Any) -> None:
-        if grant := kwargs.get("headgate"):
-            grant.settle(work=response_obj.usage.total_tokens)
+        self.settle(kwargs, response_obj.usage.total_tokens, "ok")
 
     async def async_log_failure_event(self, kwargs: dict[str, Any], **_: Any) -> None:
-        if grant := kwargs.get("headgate"):
-            grant.settle(work=0, outcome="error")
+        self.settle(kwargs, 0, "error")
+
+    def settle(self, kwargs: dict[str, Any], work: float, outcome: str) -> None:
+        grant = kwargs.get("headgate")  # there is none after a refusal
+        if grant is not None and not grant.settled:
+            grant.settle(work=work, outcome=outcome)
+            self.calls -= 1
 
 
 async def main(customer: str, prompt: str) -> None:
     async with Headgate() as gate:
-        litellm.callbacks = [HeadgateHook(gate)]
+        litellm.callbacks = [hook := HeadgateHook(gate)]
         messages = [{"role": "user", "content": prompt}]
         try:
             answer = await litellm.acompletion("gpt-4o", messages, user=customer, mock_response="Once upon a time.")
             print(answer.choices[0].message.content, answer.usage.total_tokens)
         except Throttled as refusal:
             print("refused:", refusal.reason)
-        await GLOBAL_LOGGING_WORKER.flush()  # a program that goes on need not wait for LiteLLM to call its hooks
+        while hook.calls:  # LiteLLM calls its hooks a little later; a program that goes on need not wait
+            await asyncio.sleep(0.01)
 
 
 if __name__ == "__main__":

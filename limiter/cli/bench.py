@@ -321,7 +321,7 @@ def measure_leases(client: redis.Redis, *, rounds: int, scale: float) -> list[Ro
 
 
 async def measure_controller_alone(*, scale: float, console: Console) -> list[Row]:
-    """Run only the controller's part, in half a minute."""
+    """Run only the controller's part."""
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         async with EmbeddedStore(Path(directory)) as store:
             console.print(f"store: {store.facts}", style="dim")

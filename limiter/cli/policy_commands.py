@@ -25,11 +25,10 @@ from limiter.model.bucket.bucket import Record, refill
 from limiter.model.control.reasoning import Overload, Reasoning, reasoning
 from limiter.model.control.stewardship import Lease
 from limiter.model.policy.choices import Count
-from limiter.model.policy.commitments import warnings
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy import Policy
 from limiter.model.policy.policy_log import AUDIT_MAX
-from limiter.model.policy.policy_set import Namespace, PolicySet
+from limiter.model.policy.policy_set import Namespace, PolicySet, warnings
 from limiter.model.policy.problems import PolicyError
 from limiter.model.policy.reading import dump
 from limiter.settings import Settings, SettingsError
@@ -347,7 +346,7 @@ def _overload(seen: Overload) -> Iterator[str]:
     for name, share in seen.refused_shares.items():
         rate = seen.rates[name]
         told = [f"{share:.1%} refused"] if share else []
-        told += [f"at most {rate:.4g} requests/s"] if rate is not None else []
+        told += [f"at most {rate:.4g}/s"] if rate is not None else []
         limit = seen.limits[name]
         told += [f"at most {limit:.4g} in flight"] if limit is not None else []
         if told:

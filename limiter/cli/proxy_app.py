@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ NOTHING_HERE = (
 
 @dataclass
 class Upstream:
-    """What is known of the service."""
+    """The proxy's knowledge of the service."""
 
     was_reached: bool = False
     """A node has answered since the proxy started."""
@@ -128,7 +129,9 @@ class ProxyApp:
     def _readiness(self, _: Request) -> Answer:
         """Ready once a node has answered. If all are away later, the proxy still has clear answers to give."""
         if self._upstream.was_reached:
-            return _json({"status": "ready", "warnings": []})
+            now_s = time.monotonic()
+            is_away = all(node.away_until_s > now_s for node in self._pool.nodes)
+            return _json({"status": "ready", "warnings": ["no node of the service answers"] if is_away else []})
         reasons = ["no node of the service has answered yet"]
         problem = {
             "type": render.REDUCED_CAPACITY,

@@ -36,7 +36,7 @@ PORT = 8090
 
 
 class Local(StrEnum):
-    """Whether the proxy leases what is asked for often."""
+    """Leasing of descriptors that are asked for often."""
 
     AUTO = "auto"
     OFF = "off"

@@ -15,6 +15,8 @@ draw, it is sent K·A/(1 - s): K·A pass.
 
 A request that waits for its answer counts as neither for the first 5 to 10 seconds; without that, a burst of a new
 process would be rejected before its first answer. Call `answered` with accepted=False for what ended without an answer.
+A caller who does so for every request says `is_always_answered`: then what waits never counts, however slow the answers
+are.
 """
 
 from __future__ import annotations
@@ -68,11 +70,13 @@ class _Window:
             total.variance += slot.variance
         return newest
 
-    def waiting(self) -> int:
-        """Return how many requests of the newest two slots may still be answered."""
+    def waiting(self, *, is_always_answered: bool) -> int:
+        """Return how many requests may still be answered: all that were not, or those of the newest two slots."""
         unanswered = self.total.sent - self.total.answers
         if unanswered <= 0:
             return 0
+        if is_always_answered:
+            return unanswered
         newest = self.slots[-1]
         recent = newest.sent
         if len(self.slots) > 1 and self.slots[-2].number == newest.number - 1:
@@ -94,6 +98,7 @@ class AdaptiveThrottle:
         requests_min: int = 20,
         window_s: float = 120.0,
         keys_max: int = 4096,
+        is_always_answered: bool = False,
     ) -> None:
         if not (k >= 1 and 0 <= p_max < 1 and window_s > 0 and keys_max >= 1):
             raise ValueError(f"k={k} must be at least 1, p_max={p_max} in [0, 1), window_s and keys_max above 0")
@@ -102,6 +107,7 @@ class AdaptiveThrottle:
         self._requests_min = requests_min
         self._slot_s = window_s / SLOTS
         self._keys_max = keys_max
+        self._is_always_answered = is_always_answered
         self._windows: OrderedDict[Hashable, _Window] = OrderedDict()
 
     def __len__(self) -> int:
@@ -130,6 +136,19 @@ class AdaptiveThrottle:
             counted.accepts += accepted / (1 - share)
             counted.variance += share / (1 - share)
 
+    def ended(self, key: Hashable, now_s: float, *, accepted: bool) -> None:
+        """Count a request that was sent, when it ends: both of `rejects` and `answered`, without a decision."""
+        window = self._window(key, now_s)
+        slot = window.move(int(now_s // self._slot_s))
+        for counted in (slot, window.total):
+            counted.requests += 1
+            counted.sent += 1
+            counted.answers += 1
+            counted.accepts += accepted
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._windows
+
     def probability(self, key: Hashable, now_s: float) -> float:
         """Return the probability that the next request is rejected."""
         window = self._windows.get(key)
@@ -149,7 +168,7 @@ class AdaptiveThrottle:
 
     def _probability(self, window: _Window) -> float:
         total = window.total
-        requests = total.requests - window.waiting()
+        requests = total.requests - window.waiting(is_always_answered=self._is_always_answered)
         if requests < self._requests_min:
             return 0.0
         accepts = total.accepts

@@ -1,4 +1,4 @@
-"""What goes to the service: acquires at once, settles soon, both in batches.
+"""Operations on their way to the service: acquires at once, settles soon, both in batches.
 
 An acquire goes out at once if no call is in flight. Otherwise it waits, with all others that arrive meanwhile, until a
 call comes back, or until the one in flight has taken `BESIDE_S`: then another call goes out beside it, so that one
@@ -42,6 +42,8 @@ PROGRESS_EVERY_S = 0.1
 RENEW_AT = 0.5
 """The part of its time to live after which an open reservation is renewed."""
 SWEEP_S = 0.25
+SWEEP_LEAST_S = 0.002
+"""For less than a millisecond uvloop returns a handle that does not know when it is due."""
 AGAIN_FIRST_S = 0.05
 AGAIN_MAX_S = 2.0
 NOT_DECIDED = 500
@@ -63,7 +65,7 @@ Op = Literal["acquire", "settle"]
 class Acquire:
     """One acquire on its way, or a settle whose sender waits for the answer."""
 
-    __slots__ = ("body", "by_s", "future", "is_alone", "op", "raw")
+    __slots__ = ("body", "by_s", "expiry", "future", "is_alone", "op", "raw")
 
     def __init__(self, op: Op, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
         self.op = op
@@ -71,12 +73,13 @@ class Acquire:
         self.raw = encode({"op": op, **body})
         self.by_s = by_s
         self.future = future
+        self.expiry: asyncio.TimerHandle | None = None
         self.is_alone = False
         """A batch had no room for it."""
 
 
 class Settlement:
-    """What a reservation's work has come to: the last word on it, sent until it is answered."""
+    """Result of a reservation's work: the last word on it, sent until it is answered."""
 
     __slots__ = ("__weakref__", "copies", "final", "is_over", "is_waiting", "latency_ms", "outcome", "reservation",
                  "sent_s", "sent_work", "stop", "ttl_s", "work")  # fmt: skip
@@ -112,7 +115,7 @@ class Settlement:
 
 
 Copy = tuple[Settlement, bool, bytes]
-"""What is sent of a settlement, as it was then, and whether that is final."""
+"""A settlement, whether this copy of it is final, and its bytes as they were sent."""
 
 
 class Calls:
@@ -129,7 +132,7 @@ class Calls:
         self._start_soon: asyncio.Handle | None = None
         self._start_later: asyncio.TimerHandle | None = None
         self._start_later_s = 0.0
-        self._open: weakref.WeakSet[Settlement] = weakref.WeakSet()
+        self._open: list[weakref.ref[Settlement]] = []
         self._sweep_later: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -162,10 +165,15 @@ class Calls:
 
     def keep(self, settlement: Settlement) -> None:
         """Renew a reservation until it is settled, or its grant is gone."""
-        self._open.add(settlement)
-        self._sweep_within(min(SWEEP_S, settlement.ttl_s * RENEW_AT / 2))
+        self._open.append(weakref.ref(settlement))
+        wait_s = settlement.ttl_s * RENEW_AT / 2
+        if wait_s < SWEEP_S:
+            self._sweep_within(wait_s)
+        elif self._sweep_later is None:
+            self._sweep_later = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _sweep_within(self, wait_s: float) -> None:
+        wait_s = max(SWEEP_LEAST_S, wait_s)
         if self._sweep_later is not None:
             if self._sweep_later.when() <= self._loop.time() + wait_s:
                 return
@@ -181,9 +189,10 @@ class Calls:
         self._sweep_later = None
         now_s = time.monotonic()
         again_s = SWEEP_S
-        for one in list(self._open):
-            if one.final:
-                self._open.discard(one)
+        self._open = [known for known in self._open if (one := known()) is not None and not one.final]
+        for known in self._open:
+            one = known()
+            if one is None:
                 continue
             again_s = min(again_s, one.ttl_s * RENEW_AT / 2)
             if one.work > one.sent_work or now_s - one.sent_s > one.ttl_s * RENEW_AT:
@@ -194,11 +203,19 @@ class Calls:
     # Asking.
 
     def ask(self, body: dict[str, Any], by_s: float, op: Op = "acquire") -> asyncio.Future[Answer]:
-        """Send an acquire; cancel the future to give it up: what is granted then is given back."""
+        """Send an acquire. Its future fails with NoAnswer when the time is over; cancel it to give the acquire up. What
+        is granted after that is given back."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._acquires.append(Acquire(op, body, by_s, future))
+        acquire = Acquire(op, body, by_s, future)
+        acquire.expiry = self._loop.call_later(max(0.0, by_s - time.monotonic()), self._expire, acquire)
+        self._acquires.append(acquire)
         self._look()
         return future
+
+    def _expire(self, acquire: Acquire) -> None:
+        if not acquire.future.done():
+            why = self._pool.failure or "no answer in time"
+            acquire.future.set_exception(NoAnswer(was_sent=True, why=why))
 
     def report(self, settlement: Settlement) -> None:
         """Send a settle or progress soon. A settlement that waits already goes out with its present values."""
@@ -264,9 +281,7 @@ class Calls:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
-        for one in self._acquires:
-            if not one.future.done():
-                one.future.set_exception(NoAnswer(was_sent=False, why="the client was closed"))
+        self._fail(list(self._acquires), [], NoAnswer(was_sent=False, why="the client was closed"))
         if self._unsettled:
             log.warning("%d settles were not answered before the client was closed", self._unsettled)
 
@@ -413,17 +428,22 @@ class Calls:
         return results
 
     def _tell(self, acquire: Acquire, status: int, body: Mapping[str, Any]) -> None:
+        if acquire.expiry is not None:
+            acquire.expiry.cancel()
         if acquire.future.done():
             if status == 200 and body.get("reservation"):
                 self.give_back(body["reservation"])
         elif status == TOO_MUCH_AT_ONCE and not acquire.is_alone:
             acquire.is_alone = True
+            acquire.expiry = self._loop.call_later(max(0.0, acquire.by_s - time.monotonic()), self._expire, acquire)
             self._acquires.append(acquire)
         else:
             acquire.future.set_result((status, body))
 
     def _fail(self, acquires: list[Acquire], settles: list[Copy], error: NoAnswer) -> None:
         for acquire in acquires:
+            if acquire.expiry is not None:
+                acquire.expiry.cancel()
             if not acquire.future.done():
                 acquire.future.set_exception(error)
         for one, _, _ in settles:

@@ -21,6 +21,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -36,7 +37,7 @@ from limiter.client.request_context import current, entered_ns
 from limiter.client.restraint import Restraint, Target
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.service_away import Away, ServiceAway
-from limiter.client.throttled import Misused, Throttled, is_refusal
+from limiter.client.throttled import WAIT_UNKNOWN_MS, Misused, Throttled, is_refusal, pause_s
 
 if TYPE_CHECKING:
     from limiter.client.sync_gate import SyncHeadgate
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
-"""What happens to a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
+"""The lot of a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
 caller's, which is called with the exception before the falsy grant is returned, and may raise its own."""
 
 URL = "http://127.0.0.1:8080"
@@ -52,8 +53,6 @@ ROOM_SOON = frozenset({"work", "request_rate", "quota", "in_flight", "settles_wa
 """Refusals that say when there will be room, so that waiting for it is no retry."""
 NO_NODE = frozenset({"unavailable", "node_busy", "not_ready", "stopping"})
 """Answers without a decision that another node might have made."""
-WAIT_LEAST_MS = 5.0
-WAIT_UNKNOWN_MS = 100.0
 ADAPTIVE_WAIT_MS = 1000.0
 LOAD_PATIENCE_S = 2.0
 
@@ -103,7 +102,7 @@ class Line:
 
 
 class Acquiring:
-    """What `acquire` returns: `await` it for a grant, or use it as `async with`, which settles by itself."""
+    """The result of `acquire`: `await` it for a grant, or use it as `async with`, which settles by itself."""
 
     __slots__ = ("_acquire", "_grant")
 
@@ -130,7 +129,7 @@ class Acquiring:
 
 
 class Leased:
-    """What `lease` returns: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
+    """The result of `lease`: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
 
     __slots__ = ("_gate", "_held", "arguments")
 
@@ -149,7 +148,7 @@ class Leased:
 
 
 class Parts:
-    """What lives on one event loop: connections, queues, leases."""
+    """Connections, queues and leases of one event loop."""
 
     def __init__(
         self, pool: NodePool, *, settles_max: int, is_repeatable: bool, is_auto: bool, is_threaded: bool
@@ -319,6 +318,8 @@ class Headgate:
         word; open grants are renewed by themselves, so it only matters for a process that dies. Raises `Throttled`,
         unless `on_refused` says otherwise.
         """
+        if work is not None and not isfinite(work):
+            raise ValueError(f"work is a number, not {work!r}")
         if on_refused is None:
             on_refused = self.on_refused
         else:
@@ -408,7 +409,7 @@ class Headgate:
             if refusal.retry == "never":
                 raise refusal
             line = lines.setdefault(asked.key, Line(refusal))
-        due_s = time.monotonic() + _pause_s(refusal)
+        due_s = time.monotonic() + pause_s(refusal)
         line.waiting += 1
         try:
             try:
@@ -441,7 +442,7 @@ class Headgate:
                 return await self._decide(asked)
             except Throttled as again:
                 refusal = line.refusal = again
-            due_s = time.monotonic() + _pause_s(refusal)
+            due_s = time.monotonic() + pause_s(refusal)
 
     def _may_wait(self, asked: Asked, refusal: Throttled, now_s: float) -> bool:
         """Return whether asking once more is allowed: for room that was promised it is, otherwise the budget
@@ -561,16 +562,13 @@ class Headgate:
         """Return the answer, in time. What is granted to a caller that no longer waits goes back."""
         future = parts.calls.ask(body, by_s)
         try:
-            async with asyncio.timeout(max(0.0, by_s - time.monotonic())):
-                return await future
-        except BaseException as error:
+            return await future
+        except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                # The answer and the end of waiting came in the same turn of the loop.
+                # The answer and the cancellation came in the same turn of the loop.
                 status, answer = future.result()
                 if status == 200 and answer.get("reservation"):
                     parts.calls.give_back(answer["reservation"])
-            if isinstance(error, TimeoutError):
-                raise NoAnswer(was_sent=True, why=parts.pool.failure or "no answer in time") from None
             raise
 
     def _grant(self, parts: Parts, asked: Asked, answer: Mapping[str, Any]) -> Grant:
@@ -594,14 +592,6 @@ class Headgate:
         lease = None if self._parts is None else self._parts.leasing.known(asked.key)
         mode = None if lease is None else lease.on_service_failure
         return mode if mode in ("open", "closed", "local") else None  # type: ignore[return-value]
-
-
-def _pause_s(refusal: Throttled | None) -> float:
-    """Return for how long a refused request waits before it asks again; a little longer than it was told, unevenly."""
-    if refusal is None:
-        return 0.0
-    wait_ms = WAIT_UNKNOWN_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
-    return max(WAIT_LEAST_MS, wait_ms) / 1000 * random.uniform(1.0, 1.1)  # noqa: S311
 
 
 def check_refused(on_refused: object) -> None:

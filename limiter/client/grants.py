@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Settler(Protocol):
-    """Whoever is told what became of a grant."""
+    """The part of the library that hears what became of a grant."""
 
     @property
     def stopped(self) -> bool: ...

@@ -35,6 +35,8 @@ ASKED_OFTEN_PER_S = 20.0
 SELDOM_PER_S = 5.0
 LOOK_S = 1.0
 SELDOM_S = 10.0
+OPEN_S = 60.0
+"""A lease with grants that nobody has settled is kept for longer: what they settle later would be lost with it."""
 NOT_LENT_S = 30.0
 """A descriptor that could not be leased is not tried again for this time."""
 
@@ -82,6 +84,11 @@ class HeldLease:
             await self._send(path, body)
         except NoAnswer:
             log.warning("a lease could not be given back; it ends by itself")
+
+    @property
+    def has_open_grants(self) -> bool:
+        """Return whether grants are to be settled yet, as far as their holders still have them."""
+        return self.lease.settles < self.lease.requests
 
     @property
     def is_useless(self) -> bool:
@@ -247,7 +254,8 @@ class Leasing:
             now_s = time.monotonic()
             for key, held in list(self._held.items()):
                 asked = self._asked.get(key)
-                is_seldom = asked is None or now_s - asked.often_s >= SELDOM_S
+                idle_s = OPEN_S if asked is None else now_s - asked.often_s
+                is_seldom = idle_s >= (OPEN_S if held.has_open_grants else SELDOM_S)
                 if is_seldom or held.is_refused or held.is_useless:
                     del self._held[key]
                     self._spawn(held.end(), self._ending)

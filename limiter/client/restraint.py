@@ -11,6 +11,7 @@ and never answered, and both together would send much less than K times what is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from math import inf
 
 from limiter.client.adaptive import AdaptiveThrottle
 
@@ -34,10 +35,14 @@ class Restraint:
         self._by_target = by_target
         self._by_limit = AdaptiveThrottle(k=k, p_max=p_max, window_s=LIMIT_WINDOW_S)
         self._by_service = AdaptiveThrottle(k=k, p_max=p_max, window_s=AWAY_WINDOW_S)
+        self._undecided_s = -inf
+        """When a call last ended without a decision."""
 
     def is_away(self, now_s: float, draw: float) -> bool:
         """Return whether a request is decided without asking, because nodes have lately decided nothing. A part of the
         requests is still sent, so the service is noticed when it is back."""
+        if now_s - self._undecided_s > AWAY_WINDOW_S:
+            return False
         return draw < self._by_service.probability(SERVICE, now_s) and self._by_service.rejects(SERVICE, now_s, 0.0)
 
     def rejects(
@@ -46,7 +51,7 @@ class Restraint:
         """Return whether a request is rejected without asking: for its own limits, unless it was promised room, or for
         its target."""
         limit = (key, target[2])
-        if not is_promised:
+        if not is_promised and limit in self._by_limit:
             probability = self._by_limit.probability(limit, now_s)
             if probability > 0.0 and draw() < probability:
                 return self._by_limit.rejects(limit, now_s, 0.0)
@@ -59,11 +64,13 @@ class Restraint:
         limit = (key, target[2])
         self._by_target.answered(target, now_s, accepted=reason not in ABOUT_THE_TARGET, refused_share=share)
         # These two count requests when they end, so that slow answers are not taken for missing ones.
-        self._by_limit.rejects(limit, now_s, 1.0)
-        self._by_limit.answered(limit, now_s, accepted=reason not in ABOUT_A_LIMIT)
+        is_refused = reason in ABOUT_A_LIMIT
+        if is_refused or limit in self._by_limit:  # a limit that refuses nothing costs nothing
+            self._by_limit.ended(limit, now_s, accepted=not is_refused)
         if reason != GIVEN_UP:
-            self._by_service.rejects(SERVICE, now_s, 1.0)
-            self._by_service.answered(SERVICE, now_s, accepted=is_decided)
+            self._by_service.ended(SERVICE, now_s, accepted=is_decided)
+            if not is_decided:
+                self._undecided_s = now_s
 
     def probabilities(self, now_s: float) -> dict[str | None, float]:
         """Return the highest probability of a rejection for a target, by class."""

@@ -1,10 +1,9 @@
-"""What is decided while no node of the service answers (B3).
+"""Decisions while no node of the service answers (B3).
 
 open     granted
 closed   refused
 local    each descriptor goes on at the pace at which this client was granted work before, as all other clients do, so
-that
-         the sum stays about what it was. A descriptor under a quota is refused: what is left of it nobody knows here
+         that the sum stays about what it was. A descriptor under a quota is refused: what is left of it nobody knows
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ EXIT_PATIENCE_S = 2.0
 
 
 class SyncAcquiring:
-    """What `acquire` returns: call `.now()` for a grant, or use it as `with`, which settles by itself."""
+    """The result of `acquire`: call `.now()` for a grant, or use it as `with`, which settles by itself."""
 
     __slots__ = ("_acquiring", "_gate", "_grant", "_granted", "_on_refused")
 
@@ -83,7 +83,7 @@ class SyncAcquiring:
 
 
 class SyncLeased:
-    """What `lease` returns: `with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
+    """The result of `lease`: `with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
 
     __slots__ = ("_arguments", "_gate", "_held")
 

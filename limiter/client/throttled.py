@@ -1,7 +1,8 @@
-"""What a program sees where it may not go on: `Throttled` for every refusal, `Misused` for its own mistakes."""
+"""Exceptions where a program may not go on: `Throttled` for every refusal, `Misused` for its own mistakes."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,10 @@ OVER_LIMIT = 429
 UNAVAILABLE = 503
 REFUSED_FOR_GOOD = frozenset({"denied", "blocked", "uncovered"})
 """Refusals that come as 403, beside those of an API key that may not acquire."""
+
+
+WAIT_LEAST_MS = 5.0
+WAIT_UNKNOWN_MS = 100.0
 
 
 class HeadgateError(Exception):
@@ -81,3 +86,11 @@ class Misused(HeadgateError):
 def is_refusal(status: int, body: Mapping[str, Any]) -> bool:
     """Return whether an answer is a decision against the request."""
     return status == OVER_LIMIT or (status == 403 and body.get("reason") in REFUSED_FOR_GOOD)
+
+
+def pause_s(refusal: Throttled | None) -> float:
+    """Return for how long a refused request waits before it asks again; a little longer than it was told, unevenly."""
+    if refusal is None:
+        return 0.0
+    wait_ms = WAIT_UNKNOWN_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
+    return max(WAIT_LEAST_MS, wait_ms) / 1000 * random.uniform(1.0, 1.1)  # noqa: S311

@@ -76,7 +76,7 @@ local LENT_UNTIL = 3   -- Q11: us, when quality, state, shares and rates end; 0:
 local RESPONSE_MS = 4  -- Q13: median response time while overloaded, 0: not known or not overloaded; set by the controller
 local SHED_SHARE = 5   -- Q4: share of a class's requests that is refused, 0 to 1; set by the controller
 local SHED_RATE = 9    -- S3: requests per second of a class, 0: not limited; set by the controller
-local SHED_TOKENS = 13 -- requests that a class may send at once; come at its rate, a second's worth at most
+local SHED_TOKENS = 13 -- requests, or work (S11), that a class may send at once; come at its rate, a second's worth at most
 local SHED_LIMIT = 17  -- S9: in flight from which on a class is refused, 0: not limited; set by the controller
 local ASKED = 21       -- requests of a class
 local SHED = 25        -- those of them that were refused
@@ -252,7 +252,7 @@ local function is_sound(shedding)
   end
   for class = 0, CLASSES - 1 do
     local share, rate, tokens = shedding[SHED_SHARE + class], shedding[SHED_RATE + class], shedding[SHED_TOKENS + class]
-    if not (share >= 0 and share <= 1 and rate >= 0 and rate <= RATE_MAX and tokens >= 0 and tokens <= RATE_MAX) then
+    if not (share >= 0 and share <= 1 and rate >= 0 and rate <= RATE_MAX and tokens >= -RATE_MAX and tokens <= RATE_MAX) then
       return false
     end
   end

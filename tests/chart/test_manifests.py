@@ -233,7 +233,7 @@ def test_everything_that_a_pod_refers_to_is_made_here_or_named_in_the_values(val
         (it["kind"], it["metadata"]["name"]): it.get("stringData", it.get("data", {})) for it in manifests
     }
     given = yaml.safe_load(values.read_text())
-    theirs = {given.get(at, {}).get(name) for at in ("redis", "apiKeys", "secret", "tls", "policies")
+    theirs = {given.get(at, {}).get(name) for at in ("redis", "apiKeys", "secret", "tls", "policies", "proxy")
               for name in ("existingSecret", "tlsSecret", "existingConfigMap")}  # fmt: skip
     for name, pod in pods(manifests):
         for kind, referred, key in references(pod["spec"]):
@@ -458,10 +458,25 @@ def test_a_network_policy_lets_needed_traffic_through(values: str) -> None:
 
 def test_callers_that_are_named_are_let_in_and_so_is_the_test() -> None:
     (rule,) = find(render("everything"), "NetworkPolicy")["spec"]["ingress"]
-    callers, test = rule["from"]
+    callers, test, proxy = rule["from"]
     assert callers == values_of("everything")["networkPolicy"]["allowFrom"][0]
     labels = find(render("everything"), "Pod", "test")["metadata"]["labels"]
     assert test["podSelector"]["matchLabels"].items() <= labels.items()
+    labels = find(render("everything"), "Deployment", "proxy")["spec"]["template"]["metadata"]["labels"]
+    assert proxy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_a_proxy_reaches_the_api_alone_and_knows_no_secret_but_its_keys() -> None:
+    manifests = render("everything")
+    (container,) = find(manifests, "Deployment", "proxy")["spec"]["template"]["spec"]["containers"]
+    assert {it["name"] for it in container["env"]} == {"HEADGATE_PROXY_API_KEY", "HEADGATE_PROXY_CLIENT_KEY", "TZ"}
+    service = find(manifests, "Service")
+    upstream = f"--upstream=https://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert upstream in container["args"]
+    _, to_api, _ = find(manifests, "NetworkPolicy", "proxy")["spec"]["egress"]
+    labels = find(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert to_api["to"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert not [it for it in render("minimal") if it["metadata"]["labels"]["app.kubernetes.io/component"] == "proxy"]
 
 
 def test_the_bundled_valkey_lets_in_api_and_controller_alone() -> None:

@@ -10,9 +10,11 @@ import annotated_types
 import pytest
 import yaml
 from pydantic.fields import FieldInfo
+from typer.main import get_command
 
+from limiter.cli.main import app
 from limiter.settings import Settings
-from tests.support.rendering import CHART, GOOD, ROOT, containers, environment_of, needs_helm, pods, render, stem
+from tests.support.rendering import CHART, GOOD, ROOT, containers, environment_of, find, needs_helm, pods, render, stem
 
 TEXT = (CHART / "values.yaml").read_text()
 VALUES: dict[str, Any] = yaml.safe_load(TEXT)
@@ -20,6 +22,10 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 TEMPLATES = sorted((CHART / "templates").rglob("*.*"))
 
 Path_ = tuple[str, ...]
+
+_PROXY = get_command(app).commands["proxy"]  # type: ignore[attr-defined]
+PROXY_OPTIONS = {option.envvar or option.opts[0]: option for option in _PROXY.params}
+"""The proxy's options, by their variables where they have one."""
 
 
 def explained() -> dict[Path_, str]:
@@ -175,6 +181,9 @@ def test_every_variable_is_a_setting_and_its_value_is_taken(values: Path, monkey
     for name, pod in pods(manifests):
         for container in containers(pod):
             given = {it["name"] for it in container.get("env", []) if it["name"].startswith("HEADGATE_")}
+            if container["name"] == "proxy":
+                assert given <= set(PROXY_OPTIONS), name
+                continue
             assert given <= {*Settings.variables()}, name
             with monkeypatch.context() as patch:
                 for variable, value in environment_of(container, manifests).items():
@@ -201,3 +210,22 @@ def test_values_arrive_as_the_settings_that_they_name(monkeypatch: pytest.Monkey
     assert settings.secret.get_secret_value() == given["secret"]["value"]
     assert settings.api_keys.split(",") == given["apiKeys"]["entries"]
     settings.check_exposure()
+
+
+@needs_helm
+def test_the_proxy_is_started_with_options_that_it_has_and_values_that_it_takes() -> None:
+    for values in ("everything",):
+        (container,) = find(render(values), "Deployment", "proxy")["spec"]["template"]["spec"]["containers"]
+        command, *options = container["args"]
+        assert command == "proxy"
+        _PROXY.make_context("proxy", options, resilient_parsing=False)
+        assert {option.partition("=")[0] for option in options} <= set(PROXY_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("defaultCriticality", "--default-criticality"), ("queueMax", "--queue-max"), ("deadlineMs", "--deadline-ms"),
+     ("port", "--port")],
+)  # fmt: skip
+def test_the_proxy_s_values_have_the_defaults_of_its_options(name: str, option: str) -> None:
+    assert VALUES["proxy"][name] == PROXY_OPTIONS[option].default

@@ -1,12 +1,12 @@
 """A node for the client's tests, kept for the session; customers tell tests apart."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.support.askers import Spent, spent_of
 from tests.support.live import LiveApi, live
 from tests.support.scripted_service import ScriptedService
 from tests.support.servers import Server, running
@@ -58,21 +58,11 @@ def customer() -> str:
     return f"customer-{next(_numbers)}"
 
 
-Spent = Callable[[str, str], float]
-
-
 @pytest.fixture
 def spent(node: LiveApi) -> Iterator[Spent]:
     """Return what a bucket lacks of its capacity: the sum of the work that was counted, to a tenth."""
     with node.client() as client:
         yield lambda policy, customer: spent_of(client, policy, customer)
-
-
-def spent_of(client: httpx.Client, policy: str, customer: str) -> float:
-    answer = client.get("/v1/buckets", params={"policy": policy, "contains": customer})
-    assert answer.status_code == 200, answer.text
-    found = [one for one in answer.json()["buckets"] if one["bucket"] == f"{policy}:{customer}"]
-    return round(found[0]["capacity"] - found[0]["balance"], 1) if found else 0.0
 
 
 @pytest.fixture

@@ -270,3 +270,15 @@ def test_a_throttle_with_senseless_numbers_is_refused() -> None:
     for wrong in ({"k": 0.5}, {"p_max": 1.0}, {"window_s": 0.0}, {"keys_max": 0}):
         with pytest.raises(ValueError, match="must be"):
             AdaptiveThrottle(**wrong)
+
+
+def test_what_waits_never_counts_where_every_request_is_answered_in_the_end() -> None:
+    patient, other = (AdaptiveThrottle(window_s=10.0, is_always_answered=known) for known in (True, False))
+    for throttle in (patient, other):
+        for number in range(100):
+            assert not throttle.rejects("k", 1.0 + number / 1000, 0.99)
+    assert patient.probability("k", 4.0) == 0.0
+    assert other.probability("k", 4.0) > 0.0, "nobody knows whether they will be answered"
+    for _ in range(100):
+        patient.answered("k", 4.0, accepted=False)
+    assert patient.probability("k", 4.0) > 0.9

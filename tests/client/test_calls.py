@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from itertools import count
 from typing import Any
@@ -63,7 +64,8 @@ async def test_calls_beside_each_other_are_few(service: ScriptedService) -> None
             tasks.append(asyncio.create_task(gate.acquire({"service": "a"}).grant()))
             if len(tasks) <= CALLS_MAX:
                 await until(lambda: len(service.calls) == len(tasks))
-        await asyncio.sleep(4 * calls.BESIDE_S)
+        began_s = time.monotonic()
+        await until(lambda: time.monotonic() - began_s > 4 * calls.BESIDE_S)
         assert len(service.calls) == CALLS_MAX
         service.open.set()
         await asyncio.gather(*tasks)

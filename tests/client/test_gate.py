@@ -1,9 +1,11 @@
 """The gate: what it asks, what it gives, and what happens to a refused request."""
 
 import asyncio
+import hashlib
 import random
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,10 +13,11 @@ import pytest
 
 from headgate import AdaptiveThrottle, Headgate, Misused, Throttled, criticality
 from limiter.client.request_context import enter
-from tests.client.conftest import Spent
-from tests.support.live import LiveApi
+from tests.support.askers import Spent
+from tests.support.live import LiveApi, live
 from tests.support.nodes import until
 from tests.support.scripted_service import BUSY, Operation, ScriptedService, granted, refused
+from tests.support.servers import Server
 
 
 async def test_an_estimate_is_charged_and_corrected_by_the_settle(node: LiveApi, customer: str, spent: Spent) -> None:
@@ -74,6 +77,8 @@ async def test_a_wrong_call_names_the_field(node: LiveApi) -> None:
         with pytest.raises(Misused, match="work") as wrong:
             await gate.acquire({"service": "ledger"}, work=-1)
         assert (wrong.value.status, wrong.value.reason) == (422, "invalid")
+        with pytest.raises(ValueError, match="work is a number, not nan"):
+            await gate.acquire({"service": "ledger"}, work=float("nan"))
         with pytest.raises(Misused, match="criticality"):
             await gate.acquire({"service": "ledger"}, criticality="urgent")
 
@@ -367,7 +372,7 @@ async def test_a_reservation_from_elsewhere_is_settled(node: LiveApi, customer: 
 # Retries.
 
 
-@pytest.mark.parametrize("answer", [refused("overload", refused_share=1.0), refused("overload"), BUSY])
+@pytest.mark.parametrize("answer", [refused("overload", drawn_share=1.0), refused("overload"), BUSY])
 async def test_a_storm_of_refusals_costs_no_more_calls(service: ScriptedService, answer: Any) -> None:
     service.decide = lambda *_: answer
     async with Headgate(service.url, unavailable="closed", adaptive=False) as gate:
@@ -450,10 +455,52 @@ async def test_g3_a_target_that_draws_is_still_asked_for_its_tenth(service: Scri
 
         def decide(number: int, operation: Operation) -> Any:
             if draw() < 0.9:
-                return refused("overload", refused_share=0.9)
-            return granted(number, operation, refused_share=0.9)
+                return refused("overload", drawn_share=0.9)
+            return granted(number, operation, drawn_share=0.9)
 
         service.decide = decide
         await steady.run(60, 100)
         sent, _ = await steady.run(60, 100)
     assert sent >= 97, "what a draw refuses says nothing about what the target can do"
+
+
+# Load reports (G5) and API keys.
+
+
+async def test_g5_load_is_reported_while_the_client_is_open(service: ScriptedService) -> None:
+    reports: list[Operation] = []
+
+    def take(path: str, body: Operation) -> Any:
+        assert path == "/v1/signals"
+        reports.append(body)
+        return 200, {}
+
+    service.others = take
+    options = {"policy": "busy", "interval_s": 0.05, "queue_age_s": lambda: 0.5, "source": "here"}
+    async with Headgate(service.url, namespace="tenant", report_load=options) as gate:
+        await until(lambda: len(reports) >= 2)
+        load = gate.parts().load
+        assert load is not None
+    assert not [task for task in asyncio.all_tasks() if "load" in task.get_name()], "it ends with the client"
+    assert {name: reports[-1][name] for name in ("policy", "namespace", "source")} == {
+        "policy": "busy", "namespace": "tenant", "source": "here",
+    }  # fmt: skip
+    assert reports[-1]["signals"]["queue_age_s"] == pytest.approx(0.5)
+
+
+def test_g5_a_client_for_threads_measures_threads(node: LiveApi) -> None:
+    with Headgate.sync(node.base, report_load=True) as gate:
+        load = gate.inner.parts().load
+        assert load is not None
+        assert load._of == "threads"
+
+
+async def test_an_api_key_is_sent_and_a_wrong_one_is_the_programs_mistake(store: Server, policies: Path) -> None:
+    key = "hg_key_0123456789abcdefghijklmnop"
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    with live(store.url, policies, api_keys=f"orders:caller:{digest}") as closed:
+        async with Headgate(closed.base, api_key=key) as gate:
+            assert await gate.acquire({"service": "ledger"})
+        async with Headgate(closed.base, api_key="wrong") as gate:
+            with pytest.raises(Misused, match="401 unauthenticated"):
+                await gate.acquire({"service": "ledger"})

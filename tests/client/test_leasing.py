@@ -1,14 +1,13 @@
 """Decisions in the client, by leases: asked for, and begun by itself where that pays (P9, B8)."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from headgate import Headgate, Throttled
 from limiter.client import leasing
-from tests.client.conftest import Spent
 from tests.support import eventually_async
+from tests.support.askers import Spent, ask_often, ask_until_local
 from tests.support.live import LiveApi
 from tests.support.nodes import until
 from tests.support.scripted_service import Operation, ScriptedService
@@ -53,25 +52,6 @@ async def test_a_lease_without_a_service_refuses_and_comes_later(service: Script
         assert [path for path, _ in numbers[1:3]] == ["/v1/leases/renew"] * 2
 
 
-async def ask_often(gate: Headgate, descriptor: dict[str, str], seconds: float, work: float = 0.01) -> list[bool]:
-    """Ask a hundred times a second; whether each was decided locally."""
-    found = []
-    for _ in range(int(seconds * 100)):
-        grant = await gate.acquire(descriptor, work=work, on_refused="degrade")
-        found.append(grant.local)
-        if grant:
-            grant.settle(work)
-        await asyncio.sleep(0.01)
-    return found
-
-
-async def ask_until_local(gate: Headgate, descriptor: dict[str, str]) -> None:
-    async def is_local() -> bool:
-        return any(await ask_often(gate, descriptor, 0.2))
-
-    await eventually_async(is_local, within_s=30)
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often and forget soon."""
@@ -91,6 +71,28 @@ async def test_what_is_asked_for_often_is_leased_and_given_back(node: LiveApi, c
         assert not grant.local
         with node.client() as client:
             assert client.get("/v1/leases", params={"policy": "lent", "contains": customer}).status_code == 200
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_lease_is_kept_for_as_long_as_its_grants_are_open(
+    node: LiveApi, customer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a long stream settles after a quiet time is debited."""
+    descriptor = {"service": "lent", "customer": customer}
+    looks: list[float] = []
+    monkeypatch.setattr(leasing.HeldLease, "is_useless", property(lambda _: bool(looks.append(0.0))))
+    async with Headgate(node.base, local="auto") as gate:
+        await ask_until_local(gate, descriptor)
+        stream = await gate.acquire(descriptor, work=1)
+        assert stream.local
+        seen = len(looks)
+        await until(lambda: len(looks) > seen + 10, within_s=20)
+        assert gate.counts()["leases"] == 1, "three times as long as a lease that is not asked for"
+        stream.settle(610)
+        await until(lambda: gate.counts()["leases"] == 0, within_s=20)
+    with node.client() as client:
+        found = client.get("/v1/buckets", params={"policy": "lent", "contains": customer}).json()["buckets"]
+        assert next(one for one in found if one["bucket"] == f"lent:{customer}")["work_settled"] >= 610
 
 
 @pytest.mark.usefixtures("quick")

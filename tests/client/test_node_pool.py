@@ -12,7 +12,7 @@ from aiohttp import test_utils, web
 
 from headgate import Headgate, Throttled
 from limiter.client.node_pool import NoAnswer, NodePool
-from tests.client.conftest import Spent
+from tests.support.askers import Spent
 from tests.support.fleet import Process
 from tests.support.live import LiveApi
 from tests.support.nodes import until

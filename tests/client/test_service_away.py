@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,13 @@ import pytest
 from headgate import Headgate, Throttled
 from limiter.client import leasing
 from limiter.client.service_away import ServiceAway
-from tests.client.test_leasing import ask_until_local
 from tests.support import eventually_async
+from tests.support.askers import ask_until_local
 from tests.support.live import LiveApi
 from tests.support.nodes import until
 from tests.support.proxy import Proxy
 from tests.support.scripted_service import BUSY, ScriptedService, granted, refused
-from tests.support.servers import Server, free_port
+from tests.support.servers import free_port
 
 
 async def test_open_grants_and_closed_refuses() -> None:
@@ -135,12 +134,11 @@ async def test_a_lease_decides_on_until_it_ends_and_comes_back(
             await ask_until_local(gate, descriptor)
 
 
-async def test_the_policy_of_a_lease_says_what_happens(store: Server, tmp_path: Path) -> None:
-    del store, tmp_path
+async def test_the_policy_of_a_lease_says_what_happens() -> None:
     async with ScriptedService() as service:
         row = {"policy": "p", "mechanism": "work", "share": 1.0, "rate": 1.0, "capacity": 1.0, "tokens": 0.0,
                "moved": 0.0, "weight": 1.0}  # fmt: skip
-        answer = {"lease": "t", "expires_in_ms": 1, "renew_in_ms": 60_000, "slices": [row]}
+        answer = {"lease": "t", "expires_in_ms": 1000, "renew_in_ms": 60_000, "slices": [row]}
         for mode, is_granted in (("open", True), ("closed", False)):
             service.others = lambda _, body: (
                 200, answer | {"number": body.get("number", 1), "on_service_failure": mode}  # noqa: B023
@@ -153,6 +151,7 @@ async def test_the_policy_of_a_lease_says_what_happens(store: Server, tmp_path: 
                 key = next(iter(asked._asked))
                 held = asked._held[key] = asked._new(key[0], dict(key[1]))
                 await held.begin()
+                assert held.lease.token == "t"
                 service.whole = BUSY
                 await until(lambda: time.monotonic_ns() > held.lease.deadline_ns)  # noqa: B023
                 assert bool(await gate.acquire({"service": "a"}, on_refused="degrade")) is is_granted

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,8 +15,8 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, SyncHeadgate, Throttled, criticality
-from tests.client.conftest import Spent
 from tests.support import eventually
+from tests.support.askers import Spent
 from tests.support.live import LiveApi
 from tests.support.scripted_service import ScriptedService, refused
 
@@ -138,7 +137,7 @@ def test_closing_wakes_those_who_wait() -> None:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(lambda: gate.acquire({"service": "a"}).now())
             eventually(lambda: service.acquires)
-            time.sleep(0.05)  # the answer comes and the wait begins; if not yet, the call itself is ended
+            eventually(lambda: gate.inner.parts().lines)
             gate.close()
             with pytest.raises(Throttled):
                 waiting.result(20)

@@ -39,7 +39,7 @@ async def state(visitors: Visitors, **settled: Any) -> str:
     status, answer = await visitors.acquire(descriptor=DESCRIPTOR)
     if status == 200 and settled:
         await visitors.settle(answer, **settled)
-    await asyncio.sleep(0.01)
+    await visitors.wait_a_turn()
     return str(answer["state"])
 
 
@@ -106,4 +106,4 @@ async def test_q12_one_caller_in_ten_that_expects_an_answer_at_once_gets_nobody_
             assert status == 200
             assert answer["state"] == "calm"
             await visitors.settle(answer, latency_ms=20)
-            await asyncio.sleep(0.01)
+            await visitors.wait_a_turn()

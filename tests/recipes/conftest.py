@@ -1,10 +1,8 @@
 """Headgate with the recipes' own policies, and programs that ask it."""
 
-import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,31 +12,8 @@ import yaml
 from tests.support import eventually
 from tests.support.documents import ROOT
 from tests.support.live import live
+from tests.support.recipe_service import RECIPES, STANDING, Service, Serving
 from tests.support.servers import free_port, running
-
-RECIPES = ROOT / "docs" / "recipes"
-STANDING = {"llm-tokens": 6000, "storage": 1000, "web-milliseconds": 1000}
-"""Policies whose buckets do not refill while a test looks at them, and their capacity."""
-
-
-@dataclass(frozen=True)
-class Service:
-    """A node with the policies of the recipes."""
-
-    url: str
-
-    def environment(self, **more: str) -> dict[str, str]:
-        """The environment of a program that asks this node."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        own = {"HEADGATE_URL": self.url, "PYTHONPATH": str(ROOT)}
-        return kept | own | more
-
-    def balance(self, **descriptor: str) -> float:
-        """What is left in the bucket of the one policy that covers a descriptor."""
-        body = {"descriptor": descriptor, "work": 0, "dry_run": True}
-        answer = httpx.post(f"{self.url}/v1/acquire", json=body, trust_env=False).json()
-        (limit,) = answer["limits"]
-        return float(limit["balance"])
 
 
 @pytest.fixture(scope="package")
@@ -51,9 +26,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "policies.yaml").write_text(yaml.safe_dump(document))
     with running("valkey", folder / "store") as store, live(store.url, folder / "policies.yaml") as api:
         yield Service(api.base)
-
-
-Serving = Callable[[list[str]], AbstractContextManager[str]]
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.recipes.conftest import RECIPES, STANDING, Service
 from tests.support import eventually
 from tests.support.documents import ROOT
 from tests.support.programs import OF_TOOLS
+from tests.support.recipe_service import RECIPES, STANDING, Service
 from tests.support.servers import running
 
 pytestmark = pytest.mark.slow
@@ -28,12 +28,12 @@ NO_NETWORK = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 CALLS = """
 import asyncio
-from litellm_hook import GLOBAL_LOGGING_WORKER, Headgate, HeadgateHook, litellm, main
+from litellm_hook import litellm, main
 
 async def calls() -> None:
     await main("plain", "Tell me a story")
-    async with Headgate() as gate:
-        litellm.callbacks = [HeadgateHook(gate)]
+    (hook,) = litellm.callbacks
+    async with hook.gate:
         asked = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Tell me a story"}]}
         stream = await litellm.acompletion(**asked, user="streams", mock_response="one two three", stream=True)
         words = [chunk.choices[0].delta.content or "" async for chunk in stream]
@@ -42,8 +42,9 @@ async def calls() -> None:
         try:
             await litellm.acompletion(**asked, user="fails", mock_response=Exception("no model"))
         except litellm.InternalServerError:
-            await GLOBAL_LOGGING_WORKER.flush()
             print("failed")
+        while hook.calls:
+            await asyncio.sleep(0.01)
     await main("greedy", "Tell me another")
 
 asyncio.run(calls())

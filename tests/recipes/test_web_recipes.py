@@ -5,8 +5,8 @@ import sys
 import httpx
 import pytest
 
-from tests.recipes.conftest import RECIPES, STANDING, Service, Serving
 from tests.support import eventually
+from tests.support.recipe_service import RECIPES, STANDING, Service, Serving
 
 pytestmark = pytest.mark.slow
 

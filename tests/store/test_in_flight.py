@@ -494,5 +494,5 @@ def test_a_record_with_the_older_form_of_overload_control_is_read_and_written_an
     assert (read.refused, read.timed, read.asked) == ([1, 2, 3, 4], [5, 6, 7, 8], [6, 8, 10, 12])
     refused = acquire(store, ask(given).but(lot=Lot(SHEDDABLE, 0.39)), START_US + S_US)
     assert refused.buckets[0].verdict is Verdict.TURNED_AWAY
-    assert len(store.client.get(key)) == 179 + 384 + (4 * 728 if Flags.HISTOGRAM in flags else 0)
+    assert len(store.client.get(key)) == 179 + 392 + (4 * 728 if Flags.HISTOGRAM in flags else 0)
     assert acquire(store, ask(given).but(lot=Lot(SHEDDABLE, 0.39)), START_US + 11 * S_US).granted

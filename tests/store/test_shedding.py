@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from limiter.model.bucket.bucket import HISTOGRAM_STEPS, Flags, Params, histogram_step
+from limiter.model.bucket.in_flight import InFlightTerms
 from limiter.model.bucket.operations import (
     Acquire,
     AcquireAnswer,
@@ -127,6 +128,22 @@ def test_s3_a_class_at_its_rate_waits_for_its_own_tokens_and_leaves_the_others_a
     assert not request(ledger, SHEDDABLE, at_us=499 * MS_US).granted
     assert request(ledger, SHEDDABLE, at_us=501 * MS_US).granted
     assert not request(ledger, SHEDDABLE, at_us=502 * MS_US).granted
+
+
+def test_s11_rates_in_work_are_debited_by_the_charge_and_the_debt_is_waited_for(ledger: Decides) -> None:
+    """100 units per second, 30 for each: the fourth leaves a debt of 20, so a fifth waits for 210 ms."""
+    terms = replace(TERMS, flags=TERMS.flags | Flags.IN_FLIGHT, in_flight=InFlightTerms(in_work=True))
+    in_work = ask(terms, charge=30.0).but(lot=Lot(SHEDDABLE, 0.5), ttl_us=S_US)
+
+    def granted(at_us: int = 0) -> bool:
+        return acquire(ledger, in_work, START_US + at_us).granted
+
+    assert granted()
+    order(ledger, ShedOrder(rates=(0.0, 0.0, 0.0, 100.0)), terms=terms)
+    assert [granted() for _ in range(5)] == [True, True, True, True, False]
+    assert shedding_of(ledger).tokens[SHEDDABLE] == -20
+    assert not granted(at_us=209 * MS_US)
+    assert granted(at_us=211 * MS_US)
 
 
 def test_s3_the_smallest_rate_still_lets_one_through_now_and_then(ledger: Decides) -> None:

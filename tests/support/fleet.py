@@ -150,6 +150,10 @@ class Visitors:
             await self.settle(answer)
         return status == 200
 
+    async def wait_a_turn(self) -> None:
+        """Leave time between requests, so that they come at no more than fifty a second."""
+        await asyncio.sleep(TICK_S)
+
     def leave(self) -> None:
         """Close the connections."""
         self._node.close()

@@ -41,8 +41,10 @@ async def _client(port: int, number: int, work_s: float, seen: Counter[str]) -> 
             if status == 200:
                 await asyncio.sleep(work_s)
                 body = {"reservation": answer["reservation"], "work": 1}
-                status, _ = await _call(reader, writer, "/v1/settle", body)
+                status, answer = await _call(reader, writer, "/v1/settle", body)
                 seen[f"settle {status}"] += 1
+            if status != 200:
+                seen[str(answer.get("detail"))] += 1
             writer.close()
     except (OSError, TimeoutError, EOFError) as error:
         seen[type(error).__name__] += 1

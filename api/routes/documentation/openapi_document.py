@@ -92,7 +92,17 @@ def _schemas() -> dict[str, Any]:
     for name in ("PolicyList", "NamespaceList"):
         schemas[name]["properties"]["namespaces"]["additionalProperties"] = ref("Namespace")
     schemas["PolicyList"]["properties"]["policies"]["items"] = ref("Policy")
-    return {name: _explained(name, schema) for name, schema in schemas.items()}
+    return {name: _doubled(_explained(name, schema)) for name, schema in schemas.items()}
+
+
+def _doubled(value: Any) -> Any:
+    """Return a schema whose numbers say that they are doubles: generated clients would take single precision."""
+    if isinstance(value, list):
+        return [_doubled(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    inner = {key: one if key in ("examples", "default") else _doubled(one) for key, one in value.items()}
+    return inner | {"format": "double"} if value.get("type") == "number" else inner
 
 
 def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -515,7 +515,7 @@ POLICY_TEXTS: dict[str, dict[str, tuple[str, Any]]] = {
             5,
         ),
         "in": (
-            "rules `in_flight`: whether a request in flight counts as one or as its charge",
+            "whether a request counts as one or as its charge, in flight and in rates",
             "work",
         ),
         "percentiles": (

@@ -39,10 +39,9 @@ from api.routes.policies.editing import (
 from api.routes.responses import admit, body_of, checked, document_of, engine_of, json_answer, respond
 from limiter.api_keys import Principal
 from limiter.model.numbers import NUMBER_MAX
-from limiter.model.policy.commitments import warnings
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.policy import Policy
-from limiter.model.policy.policy_set import PolicySet
+from limiter.model.policy.policy_set import PolicySet, warnings
 from limiter.model.policy.reading import dump, policy_set_steps, read_policy
 from limiter.model.steps import Steps
 from limiter.runtime.pauses import with_pauses

@@ -184,6 +184,20 @@ valueFrom:
   value: {{ .Values.controller.cycleMs | toJson | quote }}
 {{- end }}
 
+{{/* The variables of the proxy: its key for the API, and the one that its clients send. */}}
+{{- define "headgate.proxyEnv" -}}
+- name: HEADGATE_PROXY_API_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.proxy.existingSecret }}
+      key: {{ .Values.proxy.existingSecretApiKey }}
+- name: HEADGATE_PROXY_CLIENT_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.proxy.existingSecret }}
+      key: {{ .Values.proxy.existingSecretClientKey }}
+{{- end }}
+
 {{/* The ConfigMap with the policy file; empty if there is none. */}}
 {{- define "headgate.policiesConfigMap" -}}
 {{- if .Values.policies.existingConfigMap -}}

@@ -3,7 +3,7 @@ What the schema cannot say, or not clearly: each problem on a line that says wha
 password is repeated.
 */}}
 {{- define "headgate.problems" -}}
-{{- range $place, $name := dict "redis.existingSecret" .Values.redis.existingSecret "redis.tlsSecret" .Values.redis.tlsSecret "apiKeys.existingSecret" .Values.apiKeys.existingSecret "secret.existingSecret" .Values.secret.existingSecret "tls.existingSecret" .Values.tls.existingSecret "serviceMonitor.authorization.existingSecret" .Values.serviceMonitor.authorization.existingSecret "policies.existingConfigMap" .Values.policies.existingConfigMap "serviceAccount.name" .Values.serviceAccount.name "priorityClassName" .Values.priorityClassName }}
+{{- range $place, $name := dict "redis.existingSecret" .Values.redis.existingSecret "redis.tlsSecret" .Values.redis.tlsSecret "apiKeys.existingSecret" .Values.apiKeys.existingSecret "secret.existingSecret" .Values.secret.existingSecret "tls.existingSecret" .Values.tls.existingSecret "serviceMonitor.authorization.existingSecret" .Values.serviceMonitor.authorization.existingSecret "policies.existingConfigMap" .Values.policies.existingConfigMap "proxy.existingSecret" .Values.proxy.existingSecret "serviceAccount.name" .Values.serviceAccount.name "priorityClassName" .Values.priorityClassName }}
 {{- if not (regexMatch "^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$" $name) }}
 {{ $place }} is not a name that Kubernetes knows: lower-case letters, digits, - and . only
 {{- end }}
@@ -86,10 +86,15 @@ terminationGracePeriodSeconds must be at least {{ add 35 .Values.preStopSleepSec
 probes.timeoutSeconds ({{ .Values.probes.timeoutSeconds }}) is more than probes.periodSeconds ({{ .Values.probes.periodSeconds }})
 {{- end }}
 
-{{- range $place, $own := dict "extraEnv" "headgate.apiEnv" "controller.extraEnv" "headgate.controllerEnv" }}
+{{- if and .Values.proxy.enabled (not .Values.proxy.existingSecret) }}
+proxy.enabled needs proxy.existingSecret: your own Secret with an API key of role caller, and the key that clients of the proxy send
+{{- end }}
+
+{{- $extra := dict "extraEnv" .Values.extraEnv "controller.extraEnv" .Values.controller.extraEnv "proxy.extraEnv" .Values.proxy.extraEnv }}
+{{- range $place, $own := dict "extraEnv" "headgate.apiEnv" "controller.extraEnv" "headgate.controllerEnv" "proxy.extraEnv" "headgate.proxyEnv" }}
 {{- $names := list }}
 {{- range include $own $ | fromYamlArray }}{{ $names = append $names .name }}{{ end }}
-{{- range eq $place "extraEnv" | ternary $.Values.extraEnv $.Values.controller.extraEnv }}
+{{- range get $extra $place }}
 {{- if has .name $names }}
 {{ $place }}: {{ .name }} is set by the chart; use its own value for it
 {{- end }}

@@ -25,15 +25,13 @@ from time import monotonic_ns
 from typing import Any, Unpack
 
 from limiter.client.gate import Headgate
-from limiter.client.grants import outcome_of
+from limiter.client.grants import Grant, outcome_of
 from limiter.client.middleware.cost import CpuTimed
 from limiter.client.middleware.framework_routes import django_route, is_django, starlette_route
 from limiter.client.middleware.measured_work import (
     MeasuredWork,
     SettleRule,
     check_settle,
-    needs_cpu,
-    unasked_grant,
     working_under,
 )
 from limiter.client.middleware.refusal_answer import RefusalAnswer, passed_on_answer, refusal_answer, throttled_in
@@ -138,12 +136,12 @@ class HeadgateMiddleware:
         except Throttled as refusal:
             await exchange_of.refuse(scope, receive, send, refusal_answer(refusal))
             return
-        scope["headgate"] = grant
-        scope.setdefault("state", {})["headgate"] = grant
         work = MeasuredWork(grant, request, self._settle)
+        scope["headgate"] = work.grant
+        scope.setdefault("state", {})["headgate"] = work.grant
         exchange = exchange_of(work, receive, send, ends_work=self._settle != "cpu")
         try:
-            with working_under(grant):
+            with working_under(work.grant):
                 await self._run(work, scope, exchange)
         except BaseException as error:
             work.end(exchange.failed(error))
@@ -152,20 +150,20 @@ class HeadgateMiddleware:
         else:
             exchange.end()
 
-    async def _ask(self, request: AsgiRequest) -> Any:
+    async def _ask(self, request: AsgiRequest) -> Grant | None:
         asked = self._rules.asks(request)
         if asked is None:
-            return unasked_grant()
+            return None
         work, descriptor = asked
         if inspect.isawaitable(descriptor):
             descriptor = await descriptor
         if not descriptor:
-            return unasked_grant()
+            return None
         return await self._gate.acquire(within_bounds(descriptor), work, **self._rules.options)
 
     async def _run(self, work: MeasuredWork, scope: Scope, exchange: _Exchange) -> None:
         running: Any = self.app(scope, exchange.receive, exchange.send)
-        if needs_cpu(self._settle) and inspect.iscoroutine(running):
+        if work.needs_cpu and inspect.iscoroutine(running):
             work.cpu = running = CpuTimed(running)
         await running
 

@@ -36,7 +36,9 @@ def starlette_route(routes: Iterable[Any], scope: MutableMapping[str, Any]) -> s
 def _included(contexts: Iterable[Any], scope: MutableMapping[str, Any]) -> str | None:
     for context in contexts:
         if context.matches(scope)[0].value == FULL:
-            path: str | None = getattr(context.starlette_route, "path_format", None) or context.path_format
+            path: str | None = getattr(context.starlette_route, "path_format", None) or getattr(
+                context, "path_format", None
+            )
             return path
     return None
 

@@ -27,7 +27,7 @@ import grpc.aio
 
 from limiter.client.gate import Headgate
 from limiter.client.grants import Grant, outcome_of
-from limiter.client.middleware.measured_work import MeasuredWork, unasked_grant, working_under
+from limiter.client.middleware.measured_work import MeasuredWork, working_under
 from limiter.client.middleware.refusal_answer import throttled_in
 from limiter.client.middleware.request_rules import (
     AcquireOptions,
@@ -38,7 +38,7 @@ from limiter.client.middleware.request_rules import (
     WorkRule,
     within_bounds,
 )
-from limiter.client.request_context import enter
+from limiter.client.request_context import enter, entered_ns
 from limiter.client.throttled import OVER_LIMIT, Throttled
 
 CODES = {OVER_LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED, 403: grpc.StatusCode.PERMISSION_DENIED}
@@ -51,6 +51,8 @@ OUTCOMES = {
     grpc.StatusCode.DATA_LOSS.value[0]: "error",
 }
 """Outcomes of codes that are the service's own failures; the others are its callers' mistakes."""
+TIME_ON_THE_WAY = 0.25
+"""Part of the time spent here that a call may have spent on its way, so that its caller ended it that much earlier."""
 HANDLERS: dict[tuple[bool, bool], Any] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -176,15 +178,15 @@ class HeadgateInterceptor(grpc.aio.ServerInterceptor):
             await _refuse(context, refusal)
         return MeasuredWork(grant, request, self._settle)
 
-    async def _grant(self, request: GrpcRequest) -> Grant:
+    async def _grant(self, request: GrpcRequest) -> Grant | None:
         asked = self._rules.asks(request)
         if asked is None:
-            return unasked_grant()
+            return None
         work, descriptor = asked
         if inspect.isawaitable(descriptor):
             descriptor = await descriptor
         if not descriptor:
-            return unasked_grant()
+            return None
         return await self._gate.acquire(within_bounds(descriptor), work, **self._rules.options)
 
 
@@ -206,13 +208,20 @@ async def _failed(work: MeasuredWork, context: Any, error: BaseException) -> Non
     if isinstance(error, grpc.aio.AbortError):
         work.end(_outcome(context))
     elif isinstance(error, asyncio.CancelledError):
-        left_s = context.time_remaining()
-        work.end("timeout" if left_s is not None and left_s <= 0 else "cancelled")
+        work.end("timeout" if _is_out_of_time(context) else "cancelled")
     else:
         work.end(outcome_of(error))
         if throttled_in(error) is not None:
             trailing = (("headgate-retry", "never"), ("grpc-retry-pushback-ms", "-1"))
             await context.abort(grpc.StatusCode.UNAVAILABLE, "a service that this one needs has refused", trailing)
+
+
+def _is_out_of_time(context: Any) -> bool:
+    """Return whether a cancelled call has used up its time. The caller's clock runs ahead by the way here."""
+    left_s, began_ns = context.time_remaining(), entered_ns()
+    if left_s is None or began_ns is None:
+        return False
+    return bool(left_s <= TIME_ON_THE_WAY * (monotonic_ns() - began_ns) / 1e9)
 
 
 def _outcome(context: Any) -> str:

@@ -69,10 +69,11 @@ class MeasuredWork:
 
     __slots__ = ("_began_ns", "_headers", "_is_ended", "_request", "_settle", "cpu", "grant", "sent_bytes", "status")
 
-    def __init__(self, grant: Grant, request: Any, settle: SettleRule) -> None:
-        self.grant = grant
+    def __init__(self, grant: Grant | None, request: Any, settle: SettleRule) -> None:
+        """Begin; without a grant, nothing was asked, and nothing is measured."""
+        self.grant = unasked_grant() if grant is None else grant
         self._request = request
-        self._settle = settle
+        self._settle = None if grant is None else settle
         self._began_ns = monotonic_ns()
         self._is_ended = False
         self._headers: list[tuple[str, str]] = []
@@ -86,6 +87,10 @@ class MeasuredWork:
     def elapsed_ms(self) -> float:
         """Milliseconds since the grant."""
         return (monotonic_ns() - self._began_ns) / 1e6
+
+    @property
+    def needs_cpu(self) -> bool:
+        return self._settle == "cpu" or callable(self._settle)
 
     @property
     def cpu_ms(self) -> float:
@@ -143,7 +148,3 @@ def check_settle(settle: SettleRule) -> SettleRule:
     if settle is not None and settle not in MEASURES and not callable(settle):
         raise ValueError(f"settle is {', '.join(MEASURES)}, a function or None, not {settle!r}")
     return settle
-
-
-def needs_cpu(settle: SettleRule) -> bool:
-    return settle == "cpu" or callable(settle)

@@ -33,8 +33,8 @@ class RefusalAnswer(NamedTuple):
 
 
 def refusal_answer(refusal: Throttled) -> RefusalAnswer:
-    """Return the answer to a request that this layer refuses. Balances stay out of the body: callers may be
-    strangers."""
+    """Return the answer to a request that this layer refuses. The list of limits stays out of the body: callers may be
+    strangers, and the headers say what they need."""
     status = refusal.status if refusal.status in PASSED_ON else UNAVAILABLE
     # "now" means another node of Headgate, which the callers of this application know nothing of.
     retry = "after" if refusal.retry == "now" else refusal.retry

@@ -29,8 +29,6 @@ from limiter.client.middleware.measured_work import (
     MeasuredWork,
     SettleRule,
     check_settle,
-    needs_cpu,
-    unasked_grant,
     work_under,
 )
 from limiter.client.middleware.refusal_answer import RefusalAnswer, passed_on_answer, refusal_answer, throttled_in
@@ -109,12 +107,12 @@ class HeadgateMiddleware:
             grant = self._ask(request)
         except Throttled as refusal:
             return _answered(start_response, refusal_answer(refusal))
-        environ["headgate"] = grant
         cpu = _ThreadCpu()
         work = MeasuredWork(grant, request, self._settle)
-        work.cpu = cpu if needs_cpu(self._settle) else None
+        work.cpu = cpu if work.needs_cpu else None
+        environ["headgate"] = work.grant
         start = _Start(work, start_response)
-        work_under(grant)
+        work_under(work.grant)
         try:
             with cpu.counted():
                 pieces = self.app(environ, start)
@@ -125,10 +123,10 @@ class HeadgateMiddleware:
             return _answered(start_response, passed_on_answer(), is_second=start.was_called)
         return _Pieces(pieces, work, cpu, context, start_response)
 
-    def _ask(self, request: WsgiRequest) -> Grant:
+    def _ask(self, request: WsgiRequest) -> Grant | None:
         asked = self._rules.asks(request)
         if asked is None or not asked[1]:
-            return unasked_grant()
+            return None
         work, descriptor = asked
         return self._gate.acquire(within_bounds(descriptor), work, **self._rules.options).now()
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,14 +24,13 @@ from typing import Any, cast
 from limiter.client import holder
 from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.calls import Answer, Calls, Op
-from limiter.client.gate import WAIT_UNKNOWN_MS
 from limiter.client.leasing import Key, Leasing, decides, key_of
 from limiter.client.node_pool import NoAnswer, NodePool
 from limiter.client.proxy.known_refusals import KnownRefusals
 from limiter.client.proxy.own_reservations import OwnReservations, is_own
 from limiter.client.restraint import Restraint
 from limiter.client.retry_budget import RetryBudget
-from limiter.client.throttled import is_refusal
+from limiter.client.throttled import WAIT_UNKNOWN_MS, is_refusal
 from limiter.model.bucket.contract import AcquireRequest, Granted, Reason, Refused, Settled, SettleRequest
 from limiter.model.policy.criticality import Criticality
 
@@ -39,6 +38,7 @@ SWEEP_S = 0.02
 BUSY_AGAIN_MS = (500, 1500)
 """Those who are turned away come back spread over this time."""
 AGAIN_MS = 1000
+KEYS_MAX = 20_000
 SETTLE_ROOM = 2
 """Settles have as much room again: they end something, and an acquire begins something."""
 
@@ -78,7 +78,9 @@ class Desk:
         self.leasing = Leasing(pool, is_threaded=False, weight=weight)
         self.reservations = OwnReservations()
         self._known = KnownRefusals()
-        self._restraint = Restraint(AdaptiveThrottle())
+        self._keys: OrderedDict[str, None] = OrderedDict()
+        """Keys of clients that were asked for: a repeat may have been granted, so it is never refused here."""
+        self._restraint = Restraint(AdaptiveThrottle(is_always_answered=True))
         self.retries = RetryBudget()
         self.waiting = 0
         """Operations that have been asked for and not been answered."""
@@ -104,7 +106,8 @@ class Desk:
         now_s = time.monotonic()
         criticality = request.criticality or self._rules.default_criticality
         what = key_of(request.namespace, request.descriptor)
-        if not request.dry_run:
+        is_repeat = key is not None and key in self._keys
+        if not request.dry_run and not is_repeat:
             outcome = None
             if self._rules.is_auto and key is None and not self.reservations.is_full:
                 outcome = self._by_lease(what, request, criticality, now_s)
@@ -123,9 +126,13 @@ class Desk:
             self.retries.asked(now_s)
             asking.what = what
             asking.target = (request.namespace, request.descriptor.get(self._rules.target_by, ""), criticality)
-            if self._rejects(asking, now_s):
+            if not is_repeat and self._rejects(asking, now_s):
                 self._decided("adaptive", "refused", answered, _rejected())
                 return
+        if key is not None:
+            self._keys[key] = None
+            if len(self._keys) > KEYS_MAX:
+                self._keys.popitem(last=False)
         self._ask(asking)
 
     def _decided(self, where: str, how: str, answered: Answered, outcome: Outcome) -> None:

@@ -20,7 +20,7 @@ THAT_HOLD = frozenset({"work", "request_rate", "quota"})
 """Reasons that depend on the balance alone. Shares are drawn for each request, places are freed by settles."""
 
 Asker = tuple[Key, str]
-"""What was asked for, and its class."""
+"""Namespace, descriptor and class of a request."""
 
 
 class KnownRefusals:

@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from limiter.model.numbers import NUMBER_MAX
+from limiter.model.numbers import DIMENSIONS_MAX, NUMBER_MAX
 from limiter.model.policy.criticality import Criticality
-from limiter.model.policy.fields.kinds import DIMENSIONS_MAX
 
 TEXT_MAX = 1024
 TTL_MAX_MS = 86_400_000

@@ -125,8 +125,17 @@ def commit_place(record: Record, params: Params, verdict: Verdict, taken: float,
         slots.refused += operation.requests
 
 
-def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float, turn: Turn | None = None) -> None:
-    """Count the request in its class, as refused or admitted, and debit the class of an admitted one.
+def commit_class(
+    record: Record,
+    verdict: Verdict,
+    lot: Lot,
+    *,
+    requests: float,
+    work: float | None = None,
+    turn: Turn | None = None,
+) -> None:
+    """Count the request in its class, as refused or admitted, and debit the class of an admitted one, by its work if
+    given.
 
     If another bucket has refused the request, this one has let nobody else pass in its place.
     """
@@ -136,7 +145,7 @@ def commit_class(record: Record, verdict: Verdict, lot: Lot, *, requests: float,
         record.shedding.ahead[lot.class_number] = turn.ahead
     shedding.ask(record.shedding, lot.class_number, requests, refused=verdict is Verdict.TURNED_AWAY)
     if verdict is Verdict.DEBITED:
-        shedding.take(record.shedding, lot.class_number, requests)
+        shedding.take(record.shedding, lot.class_number, requests, work)
 
 
 def pressure(record: Record, verdict: Verdict, lot: Lot | None) -> Pressure | None:

@@ -259,7 +259,15 @@ class Ledger:
                 self._touch(want.bucket, record)
                 commit_place(record, want.params, verdicts[i], charges[i], operation)
                 if operation.lot is not None:
-                    commit_class(record, verdicts[i], operation.lot, requests=operation.requests, turn=turns[i])
+                    places = want.params.in_flight
+                    commit_class(
+                        record,
+                        verdicts[i],
+                        operation.lot,
+                        requests=operation.requests,
+                        work=charges[i] if places is not None and places.in_work else None,
+                        turn=turns[i],
+                    )
         return AcquireAnswer(
             AcquireStatus.GRANTED if granted else AcquireStatus.REFUSED,
             now_us,

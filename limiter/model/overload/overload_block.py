@@ -191,7 +191,7 @@ OF_RATES = (
     *("nreq", "timeout_s", "alpha", "err_d", "err_i", "adj_d", "adj_i", "c_i"),
     *("rate_min", "rate_max", "rate_initial", "adjlo_d", "lc_thresh"),
 )
-_OF_LIMITS = ("initial", "counted_in", "percentiles")
+_OF_LIMITS = ("initial", "percentiles")
 _OF_CLASSES = ("targets_ms", "adjlo_d", "lc_thresh")
 _OF_QUALITY = ("quality_min", "quality_decrease", "quality_increase")
 
@@ -377,6 +377,7 @@ class ResponseTime(_Part):
             percentile=self.percentile,
             degrade=bool(self.degrade),
             is_refusing=self.degrade != "only",
+            unit="units" if self.counted_in is CountedIn.WORK else "requests",
             ranks=ranks if self.classes else dict.fromkeys(ranks, 1.0),
         )
 

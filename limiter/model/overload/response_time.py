@@ -59,6 +59,8 @@ class ResponseTimeParams:
     degrade: bool = False
     is_refusing: bool = True
     """False with `degrade: only`, under which rates do not move."""
+    unit: str = "requests"
+    """The unit of rates: requests, or units of work (S11)."""
     quality_min: float = 0.0
     quality_decrease: float = 0.1
     quality_increase: float = 0.02
@@ -112,6 +114,7 @@ class Reason(NamedTuple):
     """Value of the rate, or of the quality if the rule is degrade or restore."""
     after: float
     low_count: int
+    unit: str = "requests"
 
     def __str__(self) -> str:
         """Return the reason in words: "critical: p90 1340 ms (target 1000 ms): 120 → 100 requests/s"."""
@@ -125,10 +128,10 @@ class Reason(NamedTuple):
         if self.rule in ("degrade", "restore"):
             return f"quality {moved}"
         if self.rule == "yield":
-            return f"lower classes yield, {self.after:.4g} requests/s stay"
+            return f"lower classes yield, {self.after:.4g} {self.unit}/s stay"
         if self.rule == "count":
-            return f"lower classes are at the floor ({self.low_count}), {self.after:.4g} requests/s stay"
-        return f"{moved} requests/s" if self.after != self.before else f"{self.after:.4g} requests/s stay"
+            return f"lower classes are at the floor ({self.low_count}), {self.after:.4g} {self.unit}/s stay"
+        return f"{moved} {self.unit}/s" if self.after != self.before else f"{self.after:.4g} {self.unit}/s stay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ class ClassState:
     """The controller of one class."""
 
     rate: float
-    """Requests per second."""
+    """Requests per second, or units of work."""
     current_ms: float | None = None
     error: float = 0.0
     above: bool = False
@@ -329,6 +332,7 @@ class _Bucket:
                 before=quality if on_quality else before.rate,
                 after=self.quality if on_quality else one.rate,
                 low_count=one.low_count,
+                unit=self.params.unit,
             )
         )
 

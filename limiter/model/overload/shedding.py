@@ -2,7 +2,8 @@
 
     turned away   in flight >= limit of the class           S9: all classes together, in requests or in work (S11)
                   or draw < refused share of the class      Q4, G5: the draw in [0, 1) is the node's
-                  or the class is limited and has no token  S3: tokens = min(max(1, rate), tokens + elapsed · rate)
+                  or the class is limited and has no token  S3: tokens = min(max(1, rate), tokens + elapsed · rate);
+                                                            a request takes one, or its charge where rates are in work
 
     yields        a request whose customer is above its committed rate (S11), or that expects its answer sooner than
                   half of the answers come (Q13): it takes the refusals of others of its class. Once one of the others
@@ -114,7 +115,7 @@ class Shedding:
     rates: list[float] = field(default_factory=_zeros)
     """Requests per second of each class; 0: not limited (S3)."""
     tokens: list[float] = field(default_factory=_zeros)
-    """Requests that each class may send at once."""
+    """Requests that each class may send at once, or their work; below 0 after a request that was charged more (S11)."""
     limits: list[float] = field(default_factory=_zeros)
     """Requests in flight, of all classes together, at which each class is refused; 0: not limited (S9)."""
     asked: list[float] = field(default_factory=_zeros)
@@ -257,11 +258,14 @@ def ask(shedding: Shedding, number: int, requests: float, *, refused: bool) -> N
     shedding.refused_recently[number] = recently + (told - recently) * weight
 
 
-def take(shedding: Shedding, number: int, requests: float) -> None:
-    """Debit a class for admitted requests."""
+def take(shedding: Shedding, number: int, requests: float, work: float | None = None) -> None:
+    """Debit a class for admitted requests, or for their work where rates are in work (S11)."""
     if shedding.lent_until_us > 0 and shedding.rates[number] > 0:
         tokens = shedding.tokens[number]
-        shedding.tokens[number] = tokens - requests if requests < tokens else 0.0
+        if work is not None:
+            shedding.tokens[number] = tokens - work
+        else:
+            shedding.tokens[number] = tokens - requests if requests < tokens else 0.0
 
 
 def share_told(shedding: Shedding, number: int) -> float:
@@ -355,5 +359,5 @@ def is_sound(shedding: Shedding, *, rate_max: float) -> bool:
         and 0 <= shedding.response_ms <= rate_max
         and all(0 <= share <= 1 for share in shedding.refused_shares)
         and all(0 <= rate <= rate_max for rate in shedding.rates)
-        and all(0 <= tokens <= rate_max for tokens in shedding.tokens)
+        and all(-rate_max <= tokens <= rate_max for tokens in shedding.tokens)
     )

@@ -14,6 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, model_validator
 
+from limiter.model.numbers import DIMENSIONS_MAX
 from limiter.model.overload.overload_block import Overload
 from limiter.model.policy import soundness
 from limiter.model.policy.blocks import Block, Learning, Local, Quota, Steering
@@ -22,7 +23,6 @@ from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.fields import quantity
 from limiter.model.policy.fields.field_refusals import STRICT, Positive
 from limiter.model.policy.fields.kinds import (
-    DIMENSIONS_MAX,
     Burst,
     Capacity,
     Charge,

@@ -36,8 +36,8 @@ LAWS: dict[str, tuple[dict[str, Any], str]] = {
 }
 HUNG = "hung"
 SCALE_CHOSEN = """\
-The backend is of 100 requests per second, because one machine runs everything. Callers tolerate an excess of 10 %, which
-  is one standard deviation of a second's arrivals here and five of them at 3000 per second: so many more are late here"""
+The backend is of 100 requests per second, because one machine runs everything. Callers tolerate an excess of 10 %,
+  which is one standard deviation of a second's arrivals here and five of them at 3000 per second: more are late here"""
 AFTER_HANG = """\
 After a hang both modes let in far less than is asked for the rest of the run, see the last panel"""
 RANK_ZERO = """\

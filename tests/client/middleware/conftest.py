@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from limiter.client.grants import ByReservation
-from tests.client.middleware.settles import Settled
 from tests.support import eventually
 from tests.support.live import LiveApi, live
 from tests.support.servers import running
+from tests.support.settles import Settled
 
 POLICIES = """
 policies:

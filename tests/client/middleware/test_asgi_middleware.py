@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -21,10 +22,10 @@ from websockets.sync.client import connect
 from headgate import Grant, Headgate, Throttled, present_grant
 from headgate.asgi import HeadgateMiddleware, MeasuredWork
 from limiter.client.request_context import current
-from tests.client.middleware.settles import Settled
 from tests.support import eventually
 from tests.support.live import LiveApi
 from tests.support.servers import free_port
+from tests.support.settles import Settled
 from tests.support.web_apps import serving_asgi
 
 PAGES = {"service": "pages", "customer": "header:x-customer"}
@@ -130,7 +131,7 @@ def test_a_refused_request_gets_a_problem_and_the_headers_that_say_when_to_come_
     assert refused.headers["ratelimit-policy"].startswith('"pages";q=')
     problem = refused.json()
     assert (problem["status"], problem["reason"], problem["policy"]) == (429, "work", "pages")
-    assert "limits" not in problem, "balances are none of a stranger's business"
+    assert "limits" not in problem, "a stranger need not know all limits"
 
 
 def test_a_denied_request_is_forbidden(headgate: LiveApi, client: httpx.Client) -> None:
@@ -159,9 +160,15 @@ def test_what_the_application_settles_is_the_debt(
         assert client.get(f"{url}/class", headers={"x-customer": customer}).status_code == 429
 
 
-def test_a_request_that_is_not_asked_for_has_a_grant_all_the_same(headgate: LiveApi, client: httpx.Client) -> None:
-    with serving(headgate, work={"*": None}) as (url, _):
+def test_a_request_that_is_not_asked_for_has_a_grant_all_the_same(
+    headgate: LiveApi, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def never(request: Any, work: MeasuredWork) -> float:
+        raise AssertionError(f"{request.path} is not to be settled")
+
+    with caplog.at_level(logging.ERROR), serving(headgate, work={"*": None}, settle=never) as (url, _):
         assert client.get(f"{url}/tokens", params={"used": 5}).json() == 0
+    assert not caplog.records
 
 
 def test_settling_by_bytes_counts_the_body_that_was_sent(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, Throttled, limited, present_grant
-from tests.client.middleware.settles import Settled
 from tests.support import eventually
 from tests.support.live import LiveApi
+from tests.support.settles import Settled
 
 CALL: dict[str, str] = {"service": "pages", "customer": "{customer}"}
 

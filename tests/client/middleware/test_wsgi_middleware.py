@@ -10,16 +10,18 @@ import flask
 import httpx
 import pytest
 from django.conf import settings
+from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.urls import path
 
 from headgate import Headgate, SyncHeadgate, Throttled, present_grant
+from headgate.asgi import AsgiRequest
 from headgate.wsgi import HeadgateMiddleware, throttled_response
 from limiter.client.request_context import current
-from tests.client.middleware.settles import Settled
 from tests.support import eventually
 from tests.support.live import LiveApi
+from tests.support.settles import Settled
 from tests.support.web_apps import serving_wsgi
 
 PAGES = {"service": "pages", "customer": "header:x-customer"}
@@ -231,6 +233,12 @@ def test_routes_are_named_by_their_patterns(serving: Serving, framework: str, cl
         client.get(f"{url}/stream/3")
         client.get(f"{url}/nowhere")
     assert seen == ["/stream/<int:count>", None]
+
+
+def test_routes_of_django_are_named_under_asgi_as_well() -> None:
+    django_application()
+    scope = {"type": "http", "method": "GET", "path": "/tokens/7", "headers": []}
+    assert AsgiRequest(scope, get_asgi_application()).route == "/tokens/<int:used>"
 
 
 def environ(customer: str) -> dict[str, Any]:

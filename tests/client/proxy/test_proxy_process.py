@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headgate import Headgate, Throttled
 from limiter.cli.proxy_metrics import ALL
 from tests.support import eventually
 from tests.support.command import run_headgate
@@ -125,6 +126,16 @@ def test_what_is_known_to_be_refused_is_not_asked(valkey: Server, policies: Path
     assert asked + known == 20
 
 
+def test_a_repeated_key_is_asked_even_where_a_refusal_is_known(valkey: Server, policies: Path) -> None:
+    with live(valkey.url, policies) as api, proxied(api.base) as proxy, proxy.client() as client:
+        key = {"idempotency-key": "job-1"}
+        first = client.post("/v1/acquire", json=ask("drained"), headers=key)
+        for _ in range(3):
+            assert client.post("/v1/acquire", json=ask("drained")).status_code == 429
+        again = client.post("/v1/acquire", json=ask("drained"), headers=key)
+    assert (again.status_code, again.json()["reservation"]) == (200, first.json()["reservation"])
+
+
 @pytest.mark.slow
 def test_a_proxy_that_is_killed_and_started_again_debits_nobody_twice(valkey: Server, policies: Path) -> None:
     with live(valkey.url, policies) as api, proxy_process(api.base) as proxy:
@@ -190,11 +201,30 @@ def test_what_is_asked_for_often_is_decided_by_a_lease_and_settled_at_the_proxy(
         assert not keyed.json()["reservation"].startswith("proxy."), "a process that may die must not remember keys"
 
 
+async def test_the_client_library_calls_a_proxy_as_it_calls_a_node(valkey: Server, policies: Path) -> None:
+    with live(valkey.url, policies) as api, proxied(api.base) as proxy:
+        async with Headgate(proxy.base, deadline_ms=10_000) as gate:
+            async with gate.acquire({"service": "slow", "customer": "c1"}, work=10) as grant:
+                grant.settle(work=30)
+            async with gate.lease({"service": "lent", "customer": "c1"}) as lease:
+                assert lease.try_acquire(1)
+            assert await gate.flush() == 0
+            await gate.acquire({"service": "drained"}, work=1)
+            with pytest.raises(Throttled, match="drained"):
+                await gate.acquire({"service": "drained"}, work=1)
+        assert balance(api.base) == pytest.approx(70, abs=0.1)
+
+
 def test_leases_are_given_back_when_the_proxy_ends_in_order(valkey: Server, policies: Path) -> None:
-    with live(valkey.url, policies) as api, proxied(api.base, is_auto=True) as proxy, api.client() as to_node:
+    with (
+        live(valkey.url, policies) as api,
+        proxied(api.base, is_auto=True, weight=4.0) as proxy,
+        api.client() as to_node,
+    ):
         with proxy.client() as client:
             from_the_lease(client)
-        assert to_node.get("/v1/leases").json()["leases"]
+        (lease,) = to_node.get("/v1/leases").json()["leases"]
+        assert lease["weight"] == 4.0, "it stands for many"
         proxy.stop()
         assert not to_node.get("/v1/leases").json()["leases"]
 
@@ -207,6 +237,21 @@ def test_another_node_takes_over_and_nobody_is_debited_twice(valkey: Server, pol
                 if number == 4:
                     first.stop()
         assert balance(second.base) == pytest.approx(80, abs=0.1)
+
+
+def test_a_proxy_stays_ready_when_its_nodes_go_away_and_says_so(valkey: Server, policies: Path) -> None:
+    with live(valkey.url, policies) as api, proxied(api.base, deadline_s=0.3) as proxy, proxy.client() as client:
+        assert client.post("/v1/acquire", json=ask()).status_code == 200
+        assert client.get("/readyz").json()["warnings"] == []
+        api.stop()
+
+        def warnings() -> list[str]:
+            assert client.post("/v1/acquire", json=ask()).status_code == 503
+            answer = client.get("/readyz")
+            assert answer.status_code == 200
+            return list(answer.json()["warnings"])
+
+        assert eventually(warnings) == ["no node of the service answers"]
 
 
 def test_when_all_nodes_are_away_clients_are_told_within_the_deadline() -> None:

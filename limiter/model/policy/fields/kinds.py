@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from limiter.model.bucket.block import AFTER_MAX
 from limiter.model.bucket.in_flight import PLACES_MAX
-from limiter.model.numbers import LEAST, NUMBER_MAX
+from limiter.model.numbers import DIMENSIONS_MAX, LEAST, NUMBER_MAX
 from limiter.model.policy.criticality import Criticality
 from limiter.model.policy.fields import quantity
 from limiter.model.policy.fields.field_refusals import amount, is_number, is_stored, refuse
@@ -20,7 +20,6 @@ from limiter.model.policy.fields.shown import DIMENSION_NAME
 from limiter.model.policy.period import Period
 from limiter.model.policy.period import parse as parse_period
 
-DIMENSIONS_MAX = 32
 PARTITIONS_MAX = 1024
 DESCRIPTION_MAX = 1000
 ZONE_MAX = 64

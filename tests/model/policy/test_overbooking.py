@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from limiter.model.policy.commitments import committed, warnings
+from limiter.model.policy.policy_set import committed, warnings
 from limiter.model.policy.reading import read_policy, read_policy_set
 
 READS = {"name": "reads", "rate": 1500}
