@@ -4,7 +4,8 @@ KEYS[1]   row           string, the lease as it was last answered; kept a while 
 KEYS[2]   sampling      string, number of the sampling epoch, moved by the controller
 KEYS[3]   touched       list of the buckets changed since the last sampling
 KEYS[4..] buckets       string records with their books, see lib/record.lua; after them the index of the slot's leases
-ARGV[1]   head          now_us (0 = server clock; only tests send one), expires_us (0 = never), number of buckets
+ARGV[1]   head          now_us (0 = server clock; only tests send one, below 0 to have the general form decide),
+                        expires_us (0 = never), number of buckets
 ARGV[2]   params        rows of policy parameters, see lib/record.lua
 ARGV[3]   terms         for each bucket the number of its row in params
 ARGV[4]   operation     kind, number, taken, the holder's weight, what it did since the lease began (nine sums); for each
@@ -17,9 +18,6 @@ RETURNS   one string: done or expired, now_us, status; then for each bucket rate
 HOLDS     bucket and slices together hold at most the capacity and the bound, and refill at most at the rate; a repeat is
           answered as before and changes nothing; an older number changes nothing; what a holder did counts once; debt comes
           back always, tokens only in time; what is not ours is left as it is ]]
-
--- #include lib/record.lua
--- #include lib/call.lua
 
 local BEFORE = 3  -- keys before those of the buckets
 local REPLY_TTL_MS = 10000  -- as of batched calls: one that comes later does nothing
@@ -38,10 +36,16 @@ local P_PERIOD, P_GIVEN, P_REFUSED, P_CONTENT, P_SHORT, P_DEMAND, P_LEVEL, P_AT 
 -- counted then, and the sums of each end: end, rate, capacity, weight of the holders, content, short, demand.
 local BOOK_TAU, BOOK_PLAIN, BOOK_PLAIN_AT, BOOK_WORK, BOOK_REQUESTS, BOOK_ADMITTED, BOOK_ENDS = 1, 2, 3, 4, 5, 6, 7
 
-local max, min = math.max, math.min
+-- Of the plain case: bytes of its params and of a record as far as KEPT_UNTIL and ROOM, and the most ends that it takes.
+local LENT_PARAMS_SIZE, BEHIND_KEPT, BEHIND_ROOM, ENDS_MAX = 114, 59, 91, 24
+
+local call, pack_struct, unpack_struct = redis.call, struct.pack, struct.unpack
 local now_us, expires_us, count = unpack_struct('<ddH', ARGV[1])
-local is_sent = now_us ~= 0
-if not is_sent then
+local is_sent = now_us ~= 0  -- by a test; the server's clock is another
+local is_general = now_us < 0  -- and it wants the general case, whatever is asked
+if is_general then
+  now_us = -now_us
+elseif not is_sent then
   local time = call('TIME')
   now_us = time[1] * 1000000 + time[2]
 end
@@ -49,12 +53,248 @@ if expires_us > 0 and (now_us > expires_us or expires_us > now_us + REPLY_TTL_MS
   return pack_struct('<Bd', EXPIRED, now_us)
 end
 
+local raws = call('MGET', unpack(KEYS, 1, BEFORE + count))
+local kind, number, taken, weight, at = unpack_struct('<Bddd', ARGV[4])
+
+--[[ The plain case: an open lease on one bucket is renewed, which counts work, has no trailer but that of lending, and stands
+to the terms of its policy. It computes the same as the general case, in the same order, with locals and a single function,
+because each function that is defined costs time in every call. It returns nil if it finds anything else. Nothing has been
+written by then, and the general case starts from the beginning. ]]
+local function renew_plain()
+  local row, raw, max, min, sub, huge = raws[1], raws[BEFORE + 1], math.max, math.min, string.sub, math.huge
+  if not row or not raw or #row ~= ROW_HEAD_SIZE + PART_SIZE then return nil end
+  if #ARGV[2] ~= LENT_PARAMS_SIZE then return nil end
+  local flags, rate, _, capacity, _, _, debt_max, threshold, stop_debt, _, _, _, bound, need, lease_us
+    = unpack_struct('<Hdddddddddddddd', ARGV[2])
+  if flags ~= LENDS then return nil end
+  local whole = capacity + bound
+  local standing, size = sub(raw, CHANGING + 1, SIZE), #raw
+  if size < SIZE + PARTS_SIZE + BOOK_HEAD_SIZE
+    or standing ~= pack_struct('<dddddd', rate, capacity, rate, debt_max, threshold, stop_debt) then return nil end
+  local version, record_flags, updated, balance, requests, admitted, refused, work_charged, epoch, kept_s, charge
+    = unpack_struct('<BHddddddiId', raw)
+  local parts_rate, parts_capacity, parts_until, shift, count_ends, book_tau, plain_rate, plain_at, seen_work,
+    seen_requests, seen_admitted, ends_at = unpack_struct('<ddddBdddddd', raw, SIZE + 1)
+  if version ~= LAYOUT or record_flags ~= LENDS or size ~= ends_at - 1 + count_ends * SUMS_SIZE or count_ends > ENDS_MAX
+    or not (balance > -huge and balance <= capacity and updated > 0 and book_tau ~= 0
+      and parts_rate >= 0 and parts_rate < huge and parts_capacity >= 0 and parts_capacity <= 1
+      and parts_until >= 0 and parts_until <= RATE_MAX and shift > -RATE_MAX and shift < RATE_MAX) then return nil end
+
+  local state, row_number, row_weight, did_requests, did_refuse, did_charge, did_work, did_square, did_settle, did_answer,
+    did_late, did_seconds, end_us, p_rate, p_capacity, p_held_rate, p_held_capacity, p_tokens, p_moved, p_period, _,
+    p_refused, p_content, p_short, p_demand, p_level, p_at = unpack_struct('<Bdddddddddddddddddddddddddd', row)
+  if state ~= 0 or number <= row_number or p_period ~= 0 then return nil end
+
+  -- Bring the bucket to now: see refill and refill_lending.
+  local elapsed_us = now_us - updated
+  if elapsed_us > 0 then
+    local tau, left_us = updated + shift, elapsed_us
+    if parts_until > tau then
+      local believed_us = max(LEAP_MAX_US, (parts_until - tau) / LEAP_PARTS)
+      if left_us > believed_us then
+        shift = shift - (left_us - believed_us)
+        left_us = believed_us
+      end
+      local lent_us = min(left_us, parts_until - tau)
+      balance = min(balance + lent_us * rate * (1 - parts_rate) / 1e6, capacity * (1 - parts_capacity))
+      left_us = left_us - lent_us
+    end
+    if parts_until <= tau or left_us > 0 then
+      parts_capacity = 0
+      balance = min(balance + left_us * rate / 1e6, capacity)
+    end
+    updated = now_us
+  elseif elapsed_us < -STEP_BACK_MAX_US then
+    shift = shift - elapsed_us
+    updated = now_us
+  end
+  if balance > capacity * (1 - parts_capacity) then balance = capacity * (1 - parts_capacity) end
+
+  -- Open the book: see open_book and follow_plain.
+  local tau = updated + shift
+  if tau < book_tau then
+    shift = shift + (book_tau - tau)
+    tau = book_tau
+  end
+  if tau > end_us + ROW_KEPT_US then return nil end
+  elapsed_us = tau - plain_at
+  if elapsed_us >= PLAIN_MIN_US then
+    local asked, new = need, admitted - seen_admitted
+    if new > 0 then asked = (work_charged - seen_work) / new end
+    asked = (requests - seen_requests) * asked / elapsed_us * 1e6
+    plain_rate = plain_rate + elapsed_us / (elapsed_us + SMOOTH_US) * (asked - plain_rate)
+    plain_at, seen_work, seen_requests, seen_admitted = tau, work_charged, requests, admitted
+  end
+
+  -- Seven numbers of each end; what has ended goes, and this lease's part is taken out.
+  local sums, behind, is_live = { unpack_struct('<' .. string.rep('ddddddd', count_ends), raw, ends_at) }, 0, false
+  local rates, capacities, holders, content, short, demands = 0, 0, 0, 0, 0, 0
+  for at = 1, count_ends * 7, 7 do
+    if sums[at] > tau then
+      local a, b, c, d, e, f, g = unpack(sums, at, at + 6)
+      if a == end_us and not is_live then
+        is_live = true
+        b, c = max(0, b - max(p_rate, p_held_rate)), max(0, c - max(p_capacity, p_held_capacity))
+        d, e, f, g = max(0, d - row_weight), max(0, e - p_content), max(0, f - p_short), max(0, g - p_demand)
+      end
+      sums[behind + 1], sums[behind + 2], sums[behind + 3], sums[behind + 4] = a, b, c, d
+      sums[behind + 5], sums[behind + 6], sums[behind + 7] = e, f, g
+      behind = behind + 7
+      rates, capacities, holders = rates + b, capacities + c, holders + d
+      content, short, demands = content + e, short + f, demands + g
+    end
+  end
+
+  local _, _, _, _, asked_requests, asked_refused, asked_charge, asked_work, asked_square, asked_settle, asked_answer,
+    asked_late, asked_seconds, said_held, said_wanted, said_debt, said_moved, each, said_refused, by_request
+    = unpack_struct('<Bddddddddddddddddddd', ARGV[4])
+  asked_requests, asked_refused = max(asked_requests, did_requests), max(asked_refused, did_refuse)
+  asked_charge, asked_work = max(asked_charge, did_charge), max(asked_work, did_work)
+  asked_square, asked_settle = max(asked_square, did_square), max(asked_settle, did_settle)
+  asked_answer, asked_late = max(asked_answer, did_answer), max(asked_late, did_late)
+  asked_seconds = max(asked_seconds, did_seconds)
+
+  -- Draft: what the holder may be using, what it gets; see left_at_most, draft and fair.
+  local held_rate, held_capacity, left = 0, 0, 0
+  if is_live then
+    if taken == row_number then
+      left = min(p_level + (tau - p_at) * p_rate * rate / 1e6, p_capacity * whole)
+      held_rate, held_capacity = min(p_rate, said_held), p_capacity
+    else
+      left = min(p_level - p_tokens + (tau - p_at) * p_held_rate * rate / 1e6, p_held_capacity * whole)
+      balance = balance + p_tokens
+      held_rate, held_capacity = min(p_held_rate, said_held), p_held_capacity
+    end
+  end
+  local n = holders + weight + 1
+  local demand = said_wanted < 0 and weight / n or min(1, said_wanted / rate)
+  local plain = (plain_rate * 1.05 + max(0, -balance) / lease_us * 1e6) / rate
+  local mean = (demands + demand) / (holders + weight)
+  local many = mean > 0 and max(1, min(1000000, plain / mean)) or 1
+  local everybody = holders + weight + many
+  local level = (1 - content - plain) / (short + weight)
+  if plain > many * level then level = (1 - content) / (short + weight + many) end
+  level = max(level, 1 / everybody)
+  local goal, own, is_content = demand, min(plain, many * level), demand <= level * weight
+  if not is_content then
+    goal = level * weight
+  else
+    local spare = 1 - content - demand - plain
+    if short == 0 and spare > 0 then
+      goal, own = demand + weight * spare / everybody, plain + many * spare / everybody
+    end
+  end
+  local new_rate = min(goal, max(held_rate, 1 - own - rates))
+  local least = need / whole
+  local equal = max(least, 0.5 * weight / n)
+  local new_capacity = min(equal + new_rate * max(0, 1 - n * equal / weight), max(held_capacity, 1 - least - capacities))
+  if new_capacity < least * (1 - 1e-9) then new_rate, new_capacity = 0, 0 end
+
+  -- Lend it: see lend and count_part. Debt that comes here is for the general case.
+  local tokens, lent_rate, lent_capacity = 0, max(new_rate, held_rate), max(new_capacity, held_capacity)
+  if new_capacity > held_capacity and balance > 0 then
+    tokens = balance * min(1, (new_capacity - held_capacity) / (1 - capacities - held_capacity))
+  end
+  balance = balance - tokens
+  if not (said_debt - (p_moved - said_moved) - lent_rate * rate * lease_us / 1e6 <= 0) then return nil end
+  end_us = math.ceil((tau + lease_us + MARGIN_US) / GRAIN_US) * GRAIN_US
+  p_content, p_short, p_demand = is_content and demand or 0, is_content and 0 or weight, demand
+  if lent_capacity == 0 and n * least > weight then p_content, p_short, p_demand = 0, 0, 0 end
+  local at = 1
+  while at <= behind and sums[at] ~= end_us do at = at + 7 end
+  if at > behind then
+    sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = end_us, lent_rate, lent_capacity, weight
+    sums[at + 4], sums[at + 5], sums[at + 6] = p_content, p_short, p_demand
+    behind = at + 6
+  else
+    sums[at + 1], sums[at + 2] = sums[at + 1] + lent_rate, sums[at + 2] + lent_capacity
+    sums[at + 3], sums[at + 4] = sums[at + 3] + weight, sums[at + 4] + p_content
+    sums[at + 5], sums[at + 6] = sums[at + 5] + p_short, sums[at + 6] + p_demand
+  end
+
+  -- Count what it did: see count_used.
+  local new_requests = asked_requests - did_requests
+  local new_admitted = max(0, new_requests - (asked_refused - did_refuse))
+  local new_charge = (by_request == 1 and new_admitted or asked_charge - did_charge) * each
+  requests, admitted = requests + new_requests, admitted + new_admitted
+  refused = refused + max(0, said_refused - p_refused)
+  work_charged = work_charged + new_charge
+  seen_work, seen_requests = seen_work + new_charge, seen_requests + new_requests
+  seen_admitted = seen_admitted + new_admitted
+  local settled, squared, settles, missed, uncollected = unpack_struct('<ddddd', raw, BEHIND_ROOM + 1)
+  settled, squared = settled + (asked_work - did_work) * each, squared + (asked_square - did_square) * each * each
+  settles, missed = settles + (asked_settle - did_settle), missed + (asked_late - did_late)
+
+  -- What the record keeps of it: see finish_bucket.
+  local kept = 0
+  rates, capacities, parts_until = 0, 0, 0
+  for at = 1, behind, 7 do
+    if sums[at + 3] > 0.5 then
+      if kept ~= at - 1 then
+        for field = 0, 6 do sums[kept + 1 + field] = sums[at + field] end
+      end
+      parts_until = max(parts_until, sums[kept + 1])
+      rates, capacities = rates + sums[kept + 2], capacities + sums[kept + 3]
+      kept = kept + 7
+    end
+  end
+  parts_capacity = 1 - min(1, max(0, whole * (1 - capacities) / capacity))
+  balance = min(balance, capacity * (1 - parts_capacity))
+
+  local packed_row = pack_struct('<Bdddddddddddddddddddddddddd', 0, number, weight, asked_requests, asked_refused,
+    asked_charge, asked_work, asked_square, asked_settle, asked_answer, asked_late, asked_seconds, end_us, new_rate,
+    new_capacity, held_rate, held_capacity, tokens, p_moved, 0, 0, max(p_refused, said_refused), p_content, p_short,
+    p_demand, left + tokens, tau)
+  local left_us = max(0, end_us - tau)
+  call('SET', KEYS[1], packed_row, 'PX', is_sent and 3600000 or math.ceil((left_us + ROW_KEPT_US) / 1000) + 1000)
+  local index = KEYS[BEFORE + 2]
+  redis.pcall('ZADD', index, now_us + left_us, ARGV[5])
+  redis.pcall('ZREMRANGEBYSCORE', index, '-inf', now_us - ROW_KEPT_US)
+  redis.pcall('PEXPIRE', index, 3600000)
+
+  -- Write the bucket: see keep and write_records.
+  local key, sampled, needed_s = KEYS[BEFORE + 1], (tonumber(raws[2] or 0) or 0) % EPOCHS, (capacity - balance) / rate
+  if parts_until > updated + shift then needed_s = max(needed_s, LENT_TTL_S) end
+  needed_s = now_us / 1e6 + (needed_s < TTL_MAX_S and max(needed_s, 0) + IDLE_TTL_S or TTL_MAX_S)
+  local is_kept = kept_s >= needed_s and kept_s <= needed_s + 2 * KEPT_LONGER_S
+  if not is_kept then kept_s = math.ceil(needed_s) + KEPT_LONGER_S end
+  local packed = pack_struct('<BHddddddiI', LAYOUT, LENDS, updated, balance, requests, admitted, refused, work_charged,
+      sampled, min(kept_s, KEPT_MAX_S))
+    .. sub(raw, BEHIND_KEPT + 1, BEHIND_ROOM) .. pack_struct('<ddddd', settled, squared, settles, missed, uncollected)
+    .. standing .. pack_struct('<ddddBdddddd', max(0, rates), parts_capacity, parts_until, shift, kept / 7, tau, plain_rate,
+      plain_at, seen_work, seen_requests, seen_admitted)
+    .. pack_struct('<' .. string.rep('ddddddd', kept / 7), unpack(sums, 1, kept))
+  if is_kept then
+    call('SET', key, packed, 'KEEPTTL')
+  elseif is_sent then
+    call('SET', key, packed, 'PX', math.ceil(kept_s * 1000 - now_us / 1000))
+  else
+    call('SET', key, packed, 'PXAT', kept_s .. '000')
+  end
+  if epoch ~= sampled then
+    local length = redis.pcall('RPUSH', KEYS[3], key)
+    if type(length) == 'number' then
+      if length > TOUCHED_MAX then call('LTRIM', KEYS[3], -TOUCHED_MAX, -1) end
+      call('EXPIRE', KEYS[3], IDLE_TTL_S)
+    end
+  end
+  return pack_struct('<BdBdddddddddd', DONE, now_us, LENT, new_rate * rate, new_capacity * whole, tokens, new_rate, p_moved,
+    balance, end_us, charge, new_capacity, 1)
+end
+
+if kind == RENEW and count == 1 and not is_general then
+  local reply = renew_plain()
+  if reply then return reply end
+end
+
+-- #include lib/record.lua
+-- #include lib/call.lua
+
+local max, min = math.max, math.min
+
 local function only(status)
   return pack_struct('<BdB', DONE, now_us, status)
 end
-
-local raws = call('MGET', unpack(KEYS, 1, BEFORE + count))
-local kind, number, taken, weight, at = unpack_struct('<Bddd', ARGV[4])
 
 -- A lease is revoked: nothing more is lent, what is lent ends with the lease, what it owes may still come back.
 if kind == REVOKE then
@@ -65,7 +305,7 @@ if kind == REVOKE then
   return only(RETURNED)
 end
 
-local params, records, terms = unpack_params(ARGV[2]), unpack_records(raws, BEFORE, count), {}
+local params, records, terms, bounds = unpack_params(ARGV[2]), unpack_records(raws, BEFORE, count), {}, {}
 for i = 1, count do
   local term = params[unpack_struct('<H', ARGV[3], 2 * i - 1)]
   terms[i] = term
@@ -76,6 +316,7 @@ for i = 1, count do
   else
     records[i] = fresh_record(term, now_us)
   end
+  bounds[i] = term.lend_bound * share_of(records[i], term, now_us)  -- of a divided limit, its share
 end
 
 -- The request, a row per bucket.
@@ -166,7 +407,7 @@ local function answer(status)
       rows[i + 1] = pack_struct('<dddddddddd', 0, 0, part[P_TOKENS], 0, record[WINDOW_END], record[BALANCE],
         part[END_US], record[CHARGE], 0, 1)
     else
-      local whole = record[CAPACITY] + terms[i].lend_bound
+      local whole = record[CAPACITY] + bounds[i]
       rows[i + 1] = pack_struct('<dddddddddd', part[P_RATE] * record[RATE], part[P_CAPACITY] * whole, part[P_TOKENS],
         part[P_RATE], part[P_MOVED], record[BALANCE], part[END_US], record[CHARGE], part[P_CAPACITY],
         share_of(record, terms[i], now_us))
@@ -265,7 +506,7 @@ end
 -- The most that the holder of a live part can have left, whatever it says: what it was given, and the time.
 local function left_at_most(i, is_taken)
   local record, part = records[i], parts[i]
-  local elapsed_us, whole = books[i][BOOK_TAU] - part[P_AT], record[CAPACITY] + terms[i].lend_bound
+  local elapsed_us, whole = books[i][BOOK_TAU] - part[P_AT], record[CAPACITY] + bounds[i]
   if is_taken then
     return min(part[P_LEVEL] + elapsed_us * part[P_RATE] * record[RATE] / 1e6, part[P_CAPACITY] * whole)
   end
@@ -277,7 +518,7 @@ end
 local function draft(i, held_rate, held_capacity, left)
   local record, term, book = records[i], terms[i], books[i]
   local rates, capacities, holders, content, short, demands = total(book)
-  local whole, n = record[CAPACITY] + term.lend_bound, holders + weight + 1
+  local whole, n = record[CAPACITY] + bounds[i], holders + weight + 1
   local demand = wanted[i] < 0 and weight / n or min(1, wanted[i] / record[RATE])
   local plain = (book[BOOK_PLAIN] * 1.05 + max(0, -record[BALANCE]) / term.lend_lease * 1e6) / record[RATE]
   local goal, own, is_content = fair(holders, content, short, demands, demand, plain)
@@ -412,7 +653,7 @@ local function finish_bucket(i)
   end
   book[BOOK_ENDS] = ends
   local rates, capacities = total(book)
-  local own = (record[CAPACITY] + terms[i].lend_bound) * (1 - capacities) / record[CAPACITY]
+  local own = (record[CAPACITY] + bounds[i]) * (1 - capacities) / record[CAPACITY]
   record[PARTS_RATE], record[PARTS_CAPACITY] = max(0, rates), 1 - min(1, max(0, own))
   record[PARTS_UNTIL], record[BOOK] = until_us, pack_book(book)
   record[BALANCE] = min(record[BALANCE], free_capacity(record))

@@ -3,7 +3,7 @@
 read        buckets that were touched since they were last read; an idle one costs nothing
             and buckets whose overload control is due: throttles are released without requests, too
 written     only values that moved: caps and charges by more than MOVE_MIN, changes of mechanism, overload control
-kept        each bucket's state and reasoning, about once a second, in turns
+kept        each bucket's state and reasoning, about once a second, in turns; less often with more than 10,000 active
 
 Reading twice loses nothing and values are absolute, so a failed call is not repeated: the next cycle replaces it.
 """
@@ -51,12 +51,19 @@ FIRST_CYCLES = 10.0
 TURNS = 10
 """Storing states is spread over so many cycles, each with a part of the buckets."""
 
+STATES_MAX = 1_000
+"""States stored in one cycle; those of more than ten times as many active buckets are stored less often."""
+
 TELL_S = 1.0
 TOLD_MAX = 64
 """Memories of limits that one call stores."""
 
 FORGET_S = 60.0
 """A bucket that was not used for so long is dropped from memory; its state stays in the store."""
+
+
+NEW = State()
+"""Shared by all buckets of which nothing is known."""
 
 
 class Bucket:
@@ -66,11 +73,11 @@ class Bucket:
 
     def __init__(self, name: str, terms: Terms, kept: kept_state.KeptState | None) -> None:
         self.terms = terms
-        self.state = State() if kept is None else kept.state
+        self.state = NEW if kept is None else kept.state
         self.reasons: tuple[Reason, ...] = () if kept is None else tuple(kept.reasons)
         self.seen_us = 0.0
         self.turn = crc32(name.encode()) % TURNS
-        self.demand = Demand()
+        self.demand = NO_DEMAND
         self.is_heard = False
         """True once its policy's memory has learned from it."""
         self.guard = Guard(kept) if terms.sheds else None
@@ -129,6 +136,9 @@ class Demand(NamedTuple):
         return rate / shares.weight(cycles)
 
 
+NO_DEMAND = Demand()
+
+
 class SlotCycle:
     """One slot, steered while the lease lasts."""
 
@@ -147,7 +157,8 @@ class SlotCycle:
         self._known_us = 0.0
         self.read_us = 0.0
         """Time, by the store's clock, of the last sample whose records were read; 0 before the first."""
-        self._dirty: list[set[str]] = [set() for _ in range(TURNS)]
+        self._dirty: list[dict[str, None]] = [{} for _ in range(TURNS)]
+        """Buckets whose state changed since it was stored, by turn; the one that waits longest is first."""
         self._turn = 0
         self._swept_us = 0.0
         self._watched: dict[str, float] = {}
@@ -318,7 +329,7 @@ class SlotCycle:
             if is_due or moved.charges or (moved.charge is not None and not bucket.is_heard):
                 self._hear(bucket, record, moved)
             if not is_due:
-                self._dirty[bucket.turn].add(name)
+                self._dirty[bucket.turn][name] = None
             if is_due or moved is not HELD or order is not None:
                 row = _row(name, bucket, record, moved, order, now_us, is_due=is_due)
                 if row is not None:
@@ -386,10 +397,16 @@ class SlotCycle:
         """Return the buckets whose state is stored in this cycle: a part of them, or all in an idle cycle."""
         if is_idle:
             due = set().union(*self._dirty)
-            self._dirty = [set() for _ in range(TURNS)]
+            for dirty in self._dirty:
+                dirty.clear()
             return due
         self._turn = (self._turn + 1) % TURNS
-        due, self._dirty[self._turn] = self._dirty[self._turn], set()
+        dirty = self._dirty[self._turn]
+        due = set(islice(dirty, STATES_MAX))
+        if len(due) == len(dirty):
+            dirty.clear()
+        for name in due if dirty else ():
+            del dirty[name]
         return due
 
     def _kept(self, name: str, now_us: int) -> Steer:
@@ -406,13 +423,13 @@ class SlotCycle:
     def _mark(self, name: str) -> None:
         bucket = self.buckets.get(name)
         if bucket is not None:
-            self._dirty[bucket.turn].add(name)
+            self._dirty[bucket.turn][name] = None
 
     def _forget(self, name: str) -> None:
         bucket = self.buckets.pop(name, None)
         self._watched.pop(name, None)
         if bucket is not None:
-            self._dirty[bucket.turn].discard(name)
+            self._dirty[bucket.turn].pop(name, None)
 
     def _sweep(self, now_us: int) -> None:
         """Drop unused buckets from memory from time to time."""

@@ -523,9 +523,9 @@ local function free_capacity(record)
 end
 
 -- B8: a bound does not grow with the capacity: neither does what the bucket itself may hold of it.
-local function keep_lent(record, bound, capacity)
-  if record[PARTS_CAPACITY] == 0 then return end
-  local own = free_capacity(record) * (capacity + bound) / (record[CAPACITY] + bound)
+local function keep_lent(record, before, bound, capacity)
+  if bound == 0 or record[PARTS_UNTIL] <= record[UPDATED] + record[SHIFT] then return end
+  local own = free_capacity(record) * (capacity + bound) / (record[CAPACITY] + before)
   record[PARTS_CAPACITY] = 1 - math.min(1, own / capacity)
 end
 
@@ -672,9 +672,12 @@ local function adopt(record, params, now_us)
       end
       capacity = burst_of(params, share, record[RATE])
     end
+    if params.lend_need and capacity > record[CAPACITY] then
+      local bound, share_before = params.lend_bound, math.min(1, math.max(share, record[COMMITTED] / params.committed))
+      keep_lent(record, bound * share_before, bound * share, capacity)
+    end
     record[COMMITTED] = committed
   end
-  if params.lend_need and capacity > record[CAPACITY] then keep_lent(record, params.lend_bound, capacity) end
   record[CAPACITY] = capacity
   if record[FLAGS] >= LENDS and has(record[FLAGS], LENDS) then capacity = free_capacity(record) end
   if record[BALANCE] > capacity then record[BALANCE] = capacity end

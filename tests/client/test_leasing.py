@@ -79,13 +79,13 @@ async def test_a_lease_is_kept_for_as_long_as_its_grants_are_open(
 ) -> None:
     """What a long stream settles after a quiet time is debited."""
     descriptor = {"service": "lent", "customer": customer}
-    looks: list[float] = []
+    looks: list[leasing.HeldLease] = []
 
-    def is_useless(_: object) -> bool:
-        looks.append(0.0)
+    def look(held: leasing.HeldLease) -> bool:
+        looks.append(held)
         return False
 
-    monkeypatch.setattr(leasing.HeldLease, "is_useless", property(is_useless))
+    monkeypatch.setattr(leasing.HeldLease, "is_useless", property(look))
     async with Headgate(node.base, local="auto") as gate:
         await ask_until_local(gate, descriptor)
         stream = await gate.acquire(descriptor, work=1)

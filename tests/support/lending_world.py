@@ -146,14 +146,17 @@ class World:
         is_strict: bool = True,
         checks_potential: bool = True,
         slack: float = 1.0,
+        partitions: int = 1,
     ) -> None:
         self.random = random.Random(seed)
+        self.partitions, self.share = partitions, 1.0 / partitions
         self.params = Params(
-            flags=Flags.LENDS,
-            committed=rate,
-            capacity=capacity,
-            debt_max=60 * rate,
-            lending=LendTerms(bound, need, LEASE_S * 1e6),
+            flags=Flags.LENDS | (Flags.DIVIDED if partitions > 1 else Flags.LENDS),
+            committed=rate * partitions,
+            capacity=capacity * partitions,
+            debt_max=60 * rate * partitions,
+            partitions=partitions,
+            lending=LendTerms(bound * partitions, need, LEASE_S * 1e6),
         )
         self.ledger = Ledger()
         self.meter = Meter(rate * slack, capacity + bound)
@@ -314,14 +317,26 @@ class World:
         return granted
 
     def change(self, rate: float, capacity: float) -> None:
-        """Other terms of the policy."""
-        assert self.params.lending is not None
-        bound = self.params.lending.bound
+        """Other terms of the policy, of the whole limit where it is divided."""
         self.params = replace(self.params, committed=rate, capacity=capacity, debt_max=60 * rate)
+        self._changed()
+
+    def move_share(self, share: float) -> None:
+        """The controller gives this partition another share of the limit."""
+        record = self.ledger.records.get(BUCKET)
+        if record is not None and self.partitions > 1:
+            record.share, record.share_partitions = share, self.partitions
+            record.share_until_us = math.inf  # its end is another test's
+            self.share = share
+            self._changed()
+
+    def _changed(self) -> None:
+        terms = self.params
+        assert terms.lending is not None
         # A bucket that nobody has asked yet is made full, by the new terms: no capacity of before is kept.
         heard = self.meter.change if BUCKET in self.ledger.records else self.meter.begin
         self.plain(0.0)
-        heard(self.t, rate * self.slack, capacity + bound)
+        heard(self.t, terms.committed * self.share * self.slack, (terms.capacity + terms.lending.bound) * self.share)
 
     # Watching.
 
@@ -390,7 +405,10 @@ def body_of(ask: LeaseAsk, answer: LeaseAnswer) -> dict[str, Any]:
 
 
 def hostile(seed: int, *, leaps: bool = False) -> World:
-    """A small random world in which everything that can go wrong does; run to its end."""
+    """A small random world in which everything that can go wrong does; run to its end.
+
+    Some worlds are one partition of a divided limit; rates and capacities below are that partition's.
+    """
     draw = random.Random(seed * 7919 + 13)
     rate = math.exp(draw.uniform(math.log(5), math.log(2000)))
     capacity = max(2.0, rate * draw.choice([0.02, 0.1, 0.5, 0.5, 1.0, 3.0]))
@@ -407,6 +425,7 @@ def hostile(seed: int, *, leaps: bool = False) -> World:
         repeat_s=0.3 if seed % 2 else 0.0,
         is_strict=not leaps,
         slack=1 + 3e-4 * drifts,
+        partitions=draw.choice([1, 1, 1, 2, 4]),
     )
 
     def demand() -> float:
@@ -429,8 +448,11 @@ def hostile(seed: int, *, leaps: bool = False) -> World:
     def change() -> None:
         world.change(
             world.params.committed * math.exp(draw.uniform(-1.5, 1.0)),
-            max(2.0, world.params.capacity * math.exp(draw.uniform(-1.0, 0.7))),
+            max(2.0 * world.partitions, world.params.capacity * math.exp(draw.uniform(-1.0, 0.7))),
         )
+
+    def move_share() -> None:
+        world.move_share(max(0.02, min(1.0, world.share * math.exp(draw.uniform(-0.7, 0.7)))))
 
     def pause(holder: Holder) -> None:
         length = draw.choice([0.2, 1.0, 2.9, 3.5, 8.0]) * draw.uniform(0.8, 1.2)
@@ -444,7 +466,7 @@ def hostile(seed: int, *, leaps: bool = False) -> World:
         if holder.alive and world.t >= holder.paused_until and holder.lease.slices:
             grant = holder.lease.try_acquire(0.0, _now=lambda: holder.clock_ns(world.t))
             if isinstance(grant, Grant):
-                grant.settle(world.params.capacity * draw.uniform(0, 0.5))
+                grant.settle(world.params.capacity * world.share * draw.uniform(0, 0.5))
 
     def step_back() -> None:
         world.clock_offset -= draw.choice([0.2, 0.9, 1.5, 10.0, 3600.0]) * draw.random()
@@ -457,6 +479,7 @@ def hostile(seed: int, *, leaps: bool = False) -> World:
         (1.0, some(world.die)), (2.0, some(pause)), (1.5, some(world.give_back)), (2.0, some(cut)), (2.0, join),
         (0.7, change if draw.random() < 0.4 else world.check), (0.7, step_back if draw.random() < 0.4 else world.check),
         (6.0, world.drain_all), (3.0, world.check), (0.5, some(owe)),
+        (0.7 if world.partitions > 1 else 0.0, move_share),
     ]  # fmt: skip
     if leaps:
         acts.append((0.7, leap))
@@ -534,6 +557,7 @@ def _serve(ledger: Ledger, lease: Lease, ask: LeaseAsk, now_us: int, now_ns: int
             "policy": "month",
             "mechanism": "quota",
             "tokens": one.tokens,
+            "moved": 0.0,
             "period": one.moved,
             "ends_in_ms": ends_in_ms,
         }

@@ -99,7 +99,9 @@ class ScriptStore:
 
     def lend(self, ask: LeaseAsk, now_us: int) -> LeaseAnswer:
         """A holder asks for slices, or gives them back."""
-        return LEND.answer(self._eval(LEND.sha, LEND.source, LEND.call(self.prefix, ask, now_us=now_us)), ask)
+        return LEND.answer(
+            self._eval(LEND.sha, LEND.source, LEND.call(self.prefix, ask, now_us=self._sent(now_us))), ask
+        )
 
     def lease_row(self, lease: str) -> bytes | None:
         """The bytes that are kept of a lease."""

@@ -404,9 +404,11 @@ def adopt(record: Record, params: Params, now_us: int) -> None:
                 cap = record.rate * committed / record.committed
                 record.rate = cap if 0 < cap < RATE_MAX else params.cap * share
             capacity = _burst_of(params, share, record.rate)
+        if params.lending is not None and capacity > record.capacity:
+            share_before = min(1.0, max(share, record.committed / params.committed))
+            bound = params.lending.bound
+            lending.keep_lent(record, (bound * share_before, bound * share), capacity)
         record.committed = committed
-    if params.lending is not None and capacity > record.capacity:
-        lending.keep_lent(record, params.lending.bound, capacity)
     record.capacity = capacity
     record.balance = min(record.balance, lending.free_capacity(record))
     _adopt_bounds(record, params, share)

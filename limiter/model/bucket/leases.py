@@ -110,16 +110,18 @@ def is_known(row: Row | None, books: list[Book]) -> bool:
     return any(book.tau_us <= part.end_us + lending.ROW_KEPT_US for book, part in zip(books, row.parts, strict=True))
 
 
-def terms_of(params: Params) -> LendTerms:
-    """Return the terms of a policy that lends."""
+def terms_of(record: Record, params: Params, now_us: int) -> LendTerms:
+    """Return the terms of a policy that lends; a partition of a divided limit has its share of the bound."""
     assert params.lending is not None
-    return params.lending
+    return params.lending._replace(bound=params.lending.bound * share_of(record, params, now_us))
 
 
-def answered(row: Row, wants: tuple[LeaseWant, ...], records: list[Record], now_us: int) -> tuple[SliceAnswer, ...]:
+def answered(
+    row: Row, wants: tuple[LeaseWant, ...], records: list[Record], terms: list[LendTerms], now_us: int
+) -> tuple[SliceAnswer, ...]:
     """Return the answer that a row holds."""
     answers = []
-    for want, record, part in zip(wants, records, row.parts, strict=True):
+    for want, record, part, term in zip(wants, records, row.parts, terms, strict=True):
         if record.is_quota:
             answers.append(
                 SliceAnswer(
@@ -132,7 +134,7 @@ def answered(row: Row, wants: tuple[LeaseWant, ...], records: list[Record], now_
                 )
             )
             continue
-        whole = record.capacity + terms_of(want.params).bound
+        whole = record.capacity + term.bound
         answers.append(
             SliceAnswer(
                 part.rate * record.rate,
@@ -185,54 +187,54 @@ def revoke(row: Row | None) -> LendStatus:
     return LendStatus.RETURNED
 
 
-def renew(row: Row | None, ask: LeaseAsk, records: list[Record], books: list[Book]) -> Row:
+def renew(row: Row | None, ask: LeaseAsk, records: list[Record], books: list[Book], terms: list[LendTerms]) -> Row:
     """Lend anew: every bucket drafts its part; only if each has one to give is anything lent."""
     if row is None:
         row = Row(0.0, ask.weight, Used(), [Part(moved=want.ask.moved) for want in ask.wants])
     used = grown(row.used, ask.used)
     drafts = [
-        _drafted(row, ask, want, record, book, part)
-        for want, record, book, part in zip(ask.wants, records, books, row.parts, strict=True)
+        _drafted(row, ask, want, record, book, part, term)
+        for want, record, book, part, term in zip(ask.wants, records, books, row.parts, terms, strict=True)
     ]
     if any(draft is not None and draft.capacity == 0 for draft in drafts):
         drafts = [None if draft is None else draft._replace(rate=0.0, capacity=0.0) for draft in drafts]
-    for draft, want, record, book, part in zip(drafts, ask.wants, records, books, row.parts, strict=True):
-        terms = terms_of(want.params)
+    for draft, want, record, book, part, term in zip(drafts, ask.wants, records, books, row.parts, terms, strict=True):
         if draft is None:
-            lending.portion(record, book, part, want.ask, terms, ask.weight)
+            lending.portion(record, book, part, want.ask, term, ask.weight)
         else:
-            lending.lend(record, book, draft, part, want.ask, terms, ask.weight)
+            lending.lend(record, book, draft, part, want.ask, term, ask.weight)
         _count_used(record, book, part, row.used, used, want)
-        lending.finish(record, book, terms)
+        lending.finish(record, book, term)
     row.number, row.weight, row.used = ask.number, ask.weight, used
     return row
 
 
-def _drafted(row: Row, ask: LeaseAsk, want: LeaseWant, record: Record, book: Book, part: Part) -> Draft | None:
+def _drafted(
+    row: Row, ask: LeaseAsk, want: LeaseWant, record: Record, book: Book, part: Part, terms: LendTerms
+) -> Draft | None:
     """Return the part that a bucket would lend; None for a quota, which gives portions."""
     is_live = lending.take_out(book, row, part)
     if record.is_quota:
         return None
-    terms, using, left = terms_of(want.params), (0.0, 0.0), 0.0
+    using, left = (0.0, 0.0), 0.0
     if is_live and not part.period_us:
         left = lending.left_at_most(record, book, part, terms, is_taken=ask.taken == row.number)
         using = lending.in_use(record, row, part, ask.taken, want.ask.held)
     return lending.draft(record, book, using, want.ask, terms, ask.weight)._replace(left=left)
 
 
-def give_back(row: Row, ask: LeaseAsk, records: list[Record], books: list[Book]) -> None:
+def give_back(row: Row, ask: LeaseAsk, records: list[Record], books: list[Book], terms: list[LendTerms]) -> None:
     """End a lease; the row stays for a while, so that an older request finds it closed."""
     used = grown(row.used, ask.used)
-    for want, record, book, part in zip(ask.wants, records, books, row.parts, strict=True):
+    for want, record, book, part, term in zip(ask.wants, records, books, row.parts, terms, strict=True):
         is_live = lending.take_out(book, row, part)
         if record.is_quota:
             lending.give_back_portion(record, part, want.ask)
         else:
-            terms = terms_of(want.params)
-            lending.give_back(record, book, row, part, ask.taken, want.ask, terms, is_live=is_live)
+            lending.give_back(record, book, row, part, ask.taken, want.ask, term, is_live=is_live)
         part.end_us = min(part.end_us, book.tau_us)
         _count_used(record, book, part, row.used, used, want)
-        lending.finish(record, book, terms_of(want.params))
+        lending.finish(record, book, term)
     row.number, row.weight, row.used = ask.number, ask.weight, used
     row.is_closed, row.is_revoked = True, False
 

@@ -269,11 +269,16 @@ def free_capacity(record: Lending) -> float:
     return record.capacity if lent is None else record.capacity * (1.0 - lent.capacity)
 
 
-def keep_lent(record: Lending, bound: float, capacity: float) -> None:
-    """Before the capacity is raised: a bound does not grow with it, so neither does the bucket's own part of that."""
-    if record.lent is not None and record.lent.capacity != 0:
-        own = free_capacity(record) * (capacity + bound) / (record.capacity + bound)
-        record.lent.capacity = 1.0 - min(1.0, own / capacity)
+def keep_lent(record: Lending, bounds: tuple[float, float], capacity: float) -> None:
+    """Before the capacity is raised: a bound does not grow with it, so neither does the bucket's own part of that.
+
+    `bounds` are the bucket's part of the bound before and from now on. A bucket that lends no more than the bound keeps
+    all of its capacity, but not all of a larger one.
+    """
+    lent, (before, bound) = record.lent, bounds
+    if lent is not None and bound > 0 and lent.until_us > record.updated_us + lent.shift_us:
+        own = free_capacity(record) * (capacity + bound) / (record.capacity + before)
+        lent.capacity = 1.0 - min(1.0, own / capacity)
 
 
 def free_part(record: Lending) -> float:

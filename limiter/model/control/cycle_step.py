@@ -53,6 +53,8 @@ STALE_REQUESTS = 10.0
 
 NOTHING_KNOWN = PolicyMemory()
 NO_CHARGES: Charges = ()
+NONE_APART: dict[int, Apart] = {}
+"""Shared by all buckets without `learn_by`, and never changed."""
 
 
 class ControlParams(NamedTuple):
@@ -65,6 +67,11 @@ class ControlParams(NamedTuple):
     learning: LearningParams | None = None
     cycle_s: float = 0.0
     """The policy's own cycle, where it is longer than the controller's (R14)."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is steered or learned: limits of work whose charge is fixed."""
+        return self.cap is None and self.learning is None and self.auto is None
 
     @property
     def is_auto(self) -> bool:
@@ -134,8 +141,10 @@ def step(
 ) -> tuple[State, Moved]:
     """Run one bucket's cycle. `since_us` is the previous cycle: a bucket that is not waiting rested until then.
 
-    `memory` holds values learned from the policy's other buckets.
+    `memory` holds values learned from the policy's other buckets. Where nothing is steered, no counters are kept.
     """
+    if params.is_empty:
+        return state if state.counters is None else replace(state, counters=None, is_waiting=False), HELD
     counters = sampling.read(record, now_us)
     if record is None or counters is None:
         return state, HELD
@@ -167,7 +176,7 @@ def _begun(
 ) -> tuple[State, Moved]:
     """Begin a bucket that is new, or new to this controller."""
     charge, charges = _taught(state, record, params, memory)
-    state, moved = _begun_cap(replace(_anchored(state, counters), apart={}), counters, record, cap, memory.work)
+    state, moved = _begun_cap(replace(_anchored(state, counters), apart=NONE_APART), counters, record, cap, memory.work)
     return state, replace(moved, charge=charge, charges=charges) if charge or charges else moved
 
 

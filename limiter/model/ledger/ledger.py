@@ -102,28 +102,26 @@ class Ledger:
         if not all(want.params.holds(now_us) for want in ask.wants):
             return LeaseAnswer(LendStatus.WINDOW, now_us)
         records = [self._draft(want.bucket, want.params, now_us) for want in ask.wants]
-        books = [
-            lending.begin(record, leases.terms_of(want.params).need)
-            for want, record in zip(ask.wants, records, strict=True)
-        ]
+        terms = [leases.terms_of(record, want.params, now_us) for want, record in zip(ask.wants, records, strict=True)]
+        books = [lending.begin(record, term.need) for record, term in zip(records, terms, strict=True)]
         found = self.rows.get(ask.lease)
         row = None if found is None else found.copy()
         status = leases.standing(row if leases.is_known(row, books) else None, ask)
         if status is LendStatus.REPEATED:
             assert row is not None
-            return LeaseAnswer(LendStatus.LENT, now_us, leases.answered(row, ask.wants, records, now_us))
+            return LeaseAnswer(LendStatus.LENT, now_us, leases.answered(row, ask.wants, records, terms, now_us))
         if status not in (LendStatus.LENT, LendStatus.RETURNED):
             return LeaseAnswer(status, now_us)
         if status is LendStatus.LENT:
-            row = leases.renew(row if leases.is_known(row, books) else None, ask, records, books)
+            row = leases.renew(row if leases.is_known(row, books) else None, ask, records, books, terms)
         else:
             assert row is not None
-            leases.give_back(row, ask, records, books)
+            leases.give_back(row, ask, records, books, terms)
         self.rows[ask.lease] = row
         for want, record in zip(ask.wants, records, strict=True):
             self._touch(want.bucket, record)
             keep(record, now_us)
-        return LeaseAnswer(status, now_us, leases.answered(row, ask.wants, records, now_us))
+        return LeaseAnswer(status, now_us, leases.answered(row, ask.wants, records, terms, now_us))
 
     def take(self, owner: bytes, ttl_ms: int) -> Lease | None:
         """Take the slot if it is free, or renew it; None if another owns it. To let it end, a test clears `lease`."""

@@ -31,9 +31,9 @@ of what was in flight, a response time has passed and FEW were answered since:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_params
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -112,7 +112,7 @@ class LimitSample(NamedTuple):
     """Those of the late answers that were failures, however fast (Q8)."""
 
 
-class Trial(Struct, frozen=True, array_like=True):
+class Trial(Struct, frozen=True, array_like=True, gc=False):
     """A test of load as the cause of late answers."""
 
     in_flight: float
@@ -130,7 +130,7 @@ class Trial(Struct, frozen=True, array_like=True):
 Rule = Literal["cut", "refuse", "calm", "futile"]
 
 
-class LimitState(Struct, array_like=True):
+class LimitState(Struct, array_like=True, gc=False):
     """The limit, and the averages that it follows. Never changed after `step` has returned it."""
 
     limit: float
@@ -207,20 +207,20 @@ def _is_sound(sample: LimitSample) -> bool:
 def _averaged(state: LimitState, sample: LimitSample, params: LimitParams) -> tuple[LimitState, float]:
     """Return the averages after the sample, with base if it can be learned, and the late answers that count."""
     elapsed_s, target_s = sample.elapsed_s, sample.target_s
-    tau_s = max(1.0, target_s / 2)
+    tau_s, long_s = _averaging_times_s(target_s)
     is_idle = sample.in_flight == 0 and sample.answered == 0
-    known_s = min(elapsed_s, 2 * tau_s) if is_idle else min(state.known_s + elapsed_s, 2 * tau_s)
-    age_s = min(state.age_s + elapsed_s, 2 * tau_s)
+    known_s = min(elapsed_s, long_s) if is_idle else min(state.known_s + elapsed_s, long_s)
+    age_s = min(state.age_s + elapsed_s, long_s)
     weight = min(1.0, max(elapsed_s / known_s, 1 - math.exp(-elapsed_s / tau_s)))
     served = state.served_rate + weight * (sample.answered / elapsed_s - state.served_rate)
     taken = state.taken_rate + weight * (sample.seconds / elapsed_s - state.taken_rate)
-    unrefused = 0.0 if sample.refused else state.unrefused + elapsed_s / tau_s
+    unrefused = 0.0 if sample.refused else min(math.inf, state.unrefused + elapsed_s / tau_s)
     answers, base_s = served * known_s, state.base_s
     response_s = taken / served if served > NOTHING else 0.0
-    is_calm = known_s >= 2 * tau_s and answers >= 10 and unrefused > CALM and response_s < max(target_s, base_s)
+    is_calm = known_s >= long_s and answers >= 10 and unrefused > CALM and response_s < max(target_s, base_s)
     if is_calm and sample.failed <= params.allowed * sample.answered:  # errors may be faster than answers
         base_s = _learned(base_s, response_s, elapsed_s)
-    is_known = age_s >= 2 * tau_s and answers >= params.min_samples
+    is_known = age_s >= long_s and answers >= params.min_samples
     is_slow = response_s > base_s * (KNEE + 2 / math.sqrt(answers + 1))
     late = 0.0 if not is_known else sample.late if is_slow else sample.failed
     late_rate = state.late_rate + weight * (late / elapsed_s - state.late_rate)
@@ -230,9 +230,9 @@ def _averaged(state: LimitState, sample: LimitSample, params: LimitParams) -> tu
         state.capacity,
         state.spread,
         base_s,
-        served,
-        late_rate,
-        taken,
+        served or 0.0,  # one zero for all buckets: their states are most of a controller's memory
+        late_rate or 0.0,
+        taken or 0.0,
         known_s,
         age_s,
         unrefused,
@@ -240,6 +240,13 @@ def _averaged(state: LimitState, sample: LimitSample, params: LimitParams) -> tu
         state.trial,
     )
     return now, late
+
+
+@lru_cache(maxsize=1024)
+def _averaging_times_s(target_s: float) -> tuple[float, float]:
+    """Return τ, and the time after which averages are fully known: the same objects for all states."""
+    tau_s = max(1.0, target_s / 2)
+    return tau_s, 2 * tau_s
 
 
 def _learned(base_s: float, response_s: float, elapsed_s: float) -> float:
@@ -344,14 +351,23 @@ def _limited(now: LimitState, target_s: float, params: LimitParams) -> LimitStat
     return now
 
 
-def limits(limit: float, asking: Sequence[bool], ranks: Sequence[float]) -> FourFloats:
+def limits(limit: float, asking: tuple[bool, ...], ranks: FourFloats) -> FourFloats:
     """Return the limit of each class: every asking rank reserves a STEP of it from those below (S8)."""
-    asked = {rank for rank, asks in zip(ranks, asking, strict=True) if asks}
-    if not asked or min(asked) >= max(ranks):  # no class is below the asking ones
+    above = _asking_above(asking, ranks)
+    if above is None:
         return limit, limit, limit, limit
     kept = max(1.0, STEP * limit)
-    a, b, c, d = [max(1.0, limit - kept * len([1 for other in asked if other < rank])) for rank in ranks]
+    a, b, c, d = [max(1.0, limit - kept * number) for number in above]
     return a, b, c, d
+
+
+@lru_cache(maxsize=1024)
+def _asking_above(asking: tuple[bool, ...], ranks: FourFloats) -> tuple[int, ...] | None:
+    """Return for each class how many asking ranks are above it; None if no class is below the asking ones."""
+    asked = {rank for rank, asks in zip(ranks, asking, strict=True) if asks}
+    if not asked or min(asked) >= max(ranks):
+        return None
+    return tuple([len([1 for other in asked if other < rank]) for rank in ranks])
 
 
 def is_hung(state: LimitState, in_flight: float, target_s: float) -> bool:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 
 from limiter.model.overload import expectations, in_flight_limit, quality, utilisation
-from limiter.model.overload.overload_state import ALL, OverloadParams, OverloadState, Reading, asking_ranks, asks
+from limiter.model.overload.overload_state import ALL, Anchor, OverloadParams, OverloadState, asking_ranks, asks
 from limiter.model.overload.shedding import (
     CLASSES,
     LENT_FOR_US,
@@ -65,10 +65,13 @@ def order_of(state: OverloadState, known: Shedding, params: OverloadParams, now_
 
 def _is_in_force(order: ShedOrder) -> bool:
     """Return True if any value of an order would change when it ends."""
-    return order.quality < QUALITY_FULL or order.state != State.CALM or any(order.refused_shares) or any(order.rates)
+    quality, state, _, _, shares, rates, _ = order
+    if quality < QUALITY_FULL or state is not State.CALM:
+        return True
+    return (shares is not NO_CLASS and any(shares)) or (rates is not NO_CLASS and any(rates))
 
 
-def _is_same(order: ShedOrder, known: Shedding, reading: Reading | None, *, is_lent: bool) -> bool:
+def _is_same(order: ShedOrder, known: Shedding, reading: Anchor | None, *, is_lent: bool) -> bool:
     if is_lent:
         present = (known.quality, known.state, tuple(known.refused_shares), tuple(known.rates))
         is_same = present == (order.quality, float(order.state), order.refused_shares, order.rates)
@@ -77,6 +80,8 @@ def _is_same(order: ShedOrder, known: Shedding, reading: Reading | None, *, is_l
         is_same = not _is_in_force(order)
     if not is_same or not any(order.limits):
         return is_same and not any(known.limits)
+    if tuple(known.limits) == order.limits:
+        return True
     in_flight = 0.0 if reading is None else reading.in_flight
     least = min(*known.limits, *order.limits)
     is_far = not in_flight or (in_flight < FAR * least and order.state == State.CALM)

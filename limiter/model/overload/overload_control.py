@@ -40,23 +40,26 @@ from limiter.model.overload.orders import RENEW_US, order_of
 from limiter.model.overload.overload_state import (
     ALL,
     ASKED_S,
+    NEVER_TIMED,
     PERCENTILE_S,
+    Anchor,
     Between,
     Histograms,
     OverloadParams,
     OverloadState,
     Reading,
     Terms,
+    anchored,
     asking_ranks,
     asks,
     between,
-    in_flight_of,
+    has_news,
     read,
     since,
 )
 from limiter.model.overload.quality import FULL, Quality
 from limiter.model.overload.response_time import ClassSample, ResponseTimeParams, ResponseTimeSample, ResponseTimeState
-from limiter.model.overload.shedding import CLASSES, FourFloats, ShedOrder
+from limiter.model.overload.shedding import CLASSES, NO_CLASS, FourFloats, ShedOrder
 from limiter.model.overload.signals import Report
 from limiter.model.overload.utilisation import UtilisationSample, UtilisationState
 from limiter.model.policy.criticality import Criticality
@@ -65,6 +68,7 @@ REST_LIMIT = 0.8
 """Part of the initial limit below which a bucket does not rest, so that the limit recovers without requests."""
 NOTED = 0.1
 """Relative: a smaller move of a limit under the same rule leaves no note."""
+AT_ONCE_US = 0.0
 IDLE_US = 1_000_000.0
 """Time between two steps of a bucket that is idle but not at rest."""
 
@@ -152,13 +156,12 @@ def step(
         state = _begun(state, now, params)
         state = _anchored(state, now, slacks, params)
         return state, order_of(state, known, params, now_us) if reading is None else None, ()
-    then = since(reading, now)
-    if reading.is_resting and then.read_us < since_us < now_us:
-        then = replace(then, read_us=since_us)
+    is_rested = reading.is_resting and reading.read_us < since_us < now_us
+    then = since(reading, now, read_us=since_us if is_rested else reading.read_us)
     came = between(then, now)
     state = _asking(state, came, now_us)
     state, reasons = _run(state, then, now, came, reports, params)
-    is_quiet = not came.timed and not now.in_flight and not any(came.asked)
+    is_quiet = not came.timed and not now.in_flight and came.asked is NO_CLASS
     return (
         _anchored(state, now, slacks, params, is_quiet=is_quiet),
         order_of(state, known, params, now_us),
@@ -196,7 +199,7 @@ def reconsidered(state: OverloadState) -> OverloadState:
 
 def _is_due(
     record: Record,
-    reading: Reading,
+    reading: Anchor,
     reports: Sequence[Report],
     state: OverloadState,
     params: OverloadParams,
@@ -205,11 +208,8 @@ def _is_due(
     """Return True if new counts make a controller run before its time."""
     known = record.shedding
     assert known is not None
-    if params.is_followed or reading.is_resting:
-        if tuple(known.asked) != reading.asked or tuple(known.timed) != reading.timed:
-            return True
-        if in_flight_of(record, now_us) != reading.in_flight:
-            return True
+    if (params.is_followed or reading.is_resting) and has_news(record, reading, now_us):
+        return True
     for timed, due_timed in zip(known.timed, reading.due_timed, strict=True):
         if timed >= due_timed:
             return True
@@ -245,10 +245,11 @@ def _begun(state: OverloadState, now: Reading, params: OverloadParams) -> Overlo
 
 def _asking(state: OverloadState, came: Between, now_us: float) -> OverloadState:
     """Note the classes that ask."""
-    if not any(came.asked):
+    if came.asked is NO_CLASS:
         return state
-    a, b, c, d = (now_us if asked else at_us for asked, at_us in zip(came.asked, state.asked_us, strict=True))
-    return replace(state, asked_us=(a, b, c, d))
+    a, b, c, d = came.asked
+    i, j, k, m = state.asked_us
+    return replace(state, asked_us=(now_us if a else i, now_us if b else j, now_us if c else k, now_us if d else m))
 
 
 def _run(
@@ -314,8 +315,11 @@ def _with_least_slack(state: OverloadState, sample: ExpectationSample) -> Expect
 
 def _target_s(state: OverloadState, terms: Terms, now_us: float) -> float:
     """Return the shortest target of the asking classes; of all classes if none asks."""
-    asked = [target_s for target_s, is_asking in zip(terms.targets_s, asks(state, now_us), strict=True) if is_asking]
-    return min(asked or terms.targets_s)
+    a, b, c, d = targets_s = terms.targets_s
+    if a == b == c == d:  # as most policies say
+        return a
+    asked = [target_s for target_s, is_asking in zip(targets_s, asks(state, now_us), strict=True) if is_asking]
+    return min(asked or targets_s)
 
 
 def _run_limit(
@@ -354,7 +358,7 @@ def _run_limit(
         is_hung=is_hung,
         charge=charge,
         quality=graded,
-        target_ms=target_s * 1000,
+        target_ms=state.target_ms if state.target_ms == target_s * 1000 else target_s * 1000,
     )
 
 
@@ -478,20 +482,24 @@ def _anchored(
 ) -> OverloadState:
     """Begin the next sample at this reading."""
     if is_quiet and _is_calm(state, params):
-        a, b, c, d = now.timed
-        reading = replace(now, due_us=math.inf, due_timed=(a + 1, b + 1, c + 1, d + 1), is_resting=True)
-        return replace(state, reading=reading, slack_min_ms=math.inf, slacks_seen=slacks)
-    at_us, due_timed = now.read_us + RENEW_US, now.due_timed
+        return _with(state, anchored(now, due_us=math.inf, is_resting=True), slacks)
+    at_us, due_timed = now.read_us + RENEW_US, NEVER_TIMED
     if params.expectations is not None:
         at_us = min(at_us, now.read_us + _interval_left_s(state, params.expectations) * 1e6)
     if params.is_followed:
-        at_us = min(at_us, now.read_us + IDLE_US) if is_quiet else now.read_us
+        at_us = min(at_us, now.read_us + IDLE_US) if is_quiet else AT_ONCE_US
     if params.response_time is not None:
         at_us = min(at_us, now.read_us + _response_time_left_s(state.response_time, params.response_time) * 1e6)
         due_timed = _due_timed(state.response_time, now.timed, params.response_time)
     if params.utilisation is not None:
         at_us = min(at_us, now.read_us + params.utilisation.smoothing_s * 1e6)
-    reading = replace(now, due_us=at_us - _ALMOST_US, due_timed=due_timed)
+    due_us = at_us - _ALMOST_US if at_us > AT_ONCE_US else AT_ONCE_US
+    return _with(state, anchored(now, due_us=due_us, due_timed=due_timed), slacks)
+
+
+def _with(state: OverloadState, reading: Anchor, slacks: tuple[float, float]) -> OverloadState:
+    if state.slack_min_ms == math.inf and slacks == state.slacks_seen:  # the same values are kept only once
+        return replace(state, reading=reading)
     return replace(state, reading=reading, slack_min_ms=math.inf, slacks_seen=slacks)
 
 

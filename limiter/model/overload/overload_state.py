@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import replace as replace_params
+from struct import Struct as Layout
 from typing import Any, NamedTuple
 
 from msgspec import MsgspecError, Struct, msgpack, to_builtins
@@ -37,6 +38,8 @@ PERCENTILE_S = 5.0
 
 ASKED_S = 10.0
 """Time without requests after which a class no longer shields those below it (S8)."""
+
+NEVER_TIMED: FourFloats = (math.inf,) * 4
 
 ALL = Criticality.CRITICAL
 """Name of the only controller without classes."""
@@ -78,8 +81,8 @@ class OverloadParams:
         return self.expectations is not None and self.expectations.rules is Rules.PUBLISHED
 
 
-class Reading(Struct, frozen=True):
-    """A record's counters when the controllers last ran."""
+class Reading(Struct, frozen=True, gc=False):
+    """A record's counters at a time."""
 
     read_us: float
     in_flight: float
@@ -93,9 +96,19 @@ class Reading(Struct, frozen=True):
     seconds: float
     failed: float = 0.0
     histograms: tuple[float, ...] = ()
+
+
+class Anchor(Struct, frozen=True, gc=False):
+    """The reading at which the controllers last ran, as it is remembered of each bucket until they run again."""
+
+    read_us: float
+    in_flight: float
+    counts: bytes
+    """The counters, packed: as objects they would take three times the memory."""
+    histograms: tuple[float, ...] = ()
     due_us: float = 0.0
     """Time at which a controller is due even without requests."""
-    due_timed: FourFloats = (math.inf,) * 4
+    due_timed: FourFloats = NEVER_TIMED
     """Count of a class's samples at which its controller is due."""
     is_resting: bool = False
 
@@ -124,7 +137,7 @@ class Histograms(NamedTuple):
     counts: tuple[float, ...]
 
 
-class OverloadState(Struct, frozen=True, kw_only=True):
+class OverloadState(Struct, frozen=True, kw_only=True, gc=False):
     """State of the controllers of one bucket."""
 
     expectations: ExpectationState | None = None
@@ -150,7 +163,7 @@ class OverloadState(Struct, frozen=True, kw_only=True):
     """Each class's part of all requests, averaged. Only for rates without classes."""
     reported_us: float = 0.0
     """Time of the newest report that was used."""
-    reading: Reading | None = None
+    reading: Anchor | None = None
     slack_min_ms: float = math.inf
     """Least slack since the controllers last ran."""
     slacks_seen: tuple[float, float] = (math.inf, math.inf)
@@ -188,10 +201,11 @@ def overload_params(overload: Overload, *, partitions: int = 1) -> OverloadParam
     )
 
 
-def asks(state: OverloadState, now_us: float) -> list[bool]:
+def asks(state: OverloadState, now_us: float) -> tuple[bool, bool, bool, bool]:
     """Return for each class True if it has asked recently."""
     since_us = now_us - ASKED_S * 1e6
-    return [at_us > since_us for at_us in state.asked_us]
+    a, b, c, d = state.asked_us
+    return a > since_us, b > since_us, c > since_us, d > since_us
 
 
 def asking_ranks(state: OverloadState, params: OverloadParams, now_us: float) -> list[float]:
@@ -271,6 +285,9 @@ def seen(state: OverloadState) -> Seen:
 
 
 _DECODER = msgpack.Decoder(OverloadState)
+_COUNTS = Layout("<18d")
+_NEWS = Layout("<8d")
+"""The first of them: requests and settles of each class."""
 
 
 def _numbers(value: Any) -> Iterator[float]:
@@ -324,11 +341,45 @@ def in_flight_of(record: Record, now_us: float) -> float:
     return slots.present if now_us < end_us + next_us else 0.0
 
 
-def since(then: Reading, now: Reading) -> Reading:
-    """Return the start of the sample: the last reading, or zero if the bucket began again."""
-    if now.admitted < then.admitted or sum(now.asked) < sum(then.asked) or sum(now.timed) < sum(then.timed):
-        return Reading(then.read_us, 0.0, 0.0, 0.0, NO_CLASS, NO_CLASS, NO_CLASS, 0.0, 0.0, 0.0)
-    return then
+def anchored(now: Reading, *, due_us: float, due_timed: FourFloats = NEVER_TIMED, is_resting: bool = False) -> Anchor:
+    """Return what is remembered of a reading."""
+    counts = _COUNTS.pack(
+        *now.asked, *now.timed, *now.refused, now.admitted, now.work_charged, now.late, now.missed, now.seconds,
+        now.failed,
+    )  # fmt: skip
+    return Anchor(now.read_us, now.in_flight, counts, now.histograms, due_us, due_timed, is_resting)
+
+
+def has_news(record: Record, then: Anchor, now_us: float) -> bool:
+    """Return True if a request came, was settled or is no longer in flight since a reading."""
+    known = record.shedding
+    assert known is not None
+    if not then.counts.startswith(_NEWS.pack(*known.asked, *known.timed)):
+        return True
+    return in_flight_of(record, now_us) != then.in_flight
+
+
+def since(then: Anchor, now: Reading, *, read_us: float) -> Reading:
+    """Return the start of the sample, at a time: the last reading, or zero if the bucket began again."""
+    a, b, c, d, e, f, g, h, i, j, k, m, admitted, work_charged, late, missed, seconds, failed = _COUNTS.unpack(
+        then.counts
+    )
+    if now.admitted < admitted or sum(now.asked) < a + b + c + d or sum(now.timed) < e + f + g + h:
+        return Reading(read_us, 0.0, 0.0, 0.0, NO_CLASS, NO_CLASS, NO_CLASS, 0.0, 0.0, 0.0)
+    return Reading(
+        read_us,
+        then.in_flight,
+        admitted,
+        work_charged,
+        (a, b, c, d),
+        (i, j, k, m),
+        (e, f, g, h),
+        late,
+        missed,
+        seconds,
+        failed,
+        then.histograms,
+    )
 
 
 def between(then: Reading, now: Reading) -> Between:
@@ -337,14 +388,15 @@ def between(then: Reading, now: Reading) -> Between:
     e, f, g, h = then.asked
     i, j, k, m = now.refused
     n, o, p, q = then.refused
+    asked = (a - e, b - f, c - g, d - h)
     return Between(
         (now.read_us - then.read_us) / 1e6,
         now.in_flight,
         now.admitted - then.admitted,
         now.work_charged - then.work_charged,
-        (a - e, b - f, c - g, d - h),
+        asked if any(asked) else NO_CLASS,
         (i - n, j - o, k - p, m - q),
-        sum(now.timed) - sum(then.timed),
+        0.0 if now.timed == then.timed else sum(now.timed) - sum(then.timed),
         now.late - then.late,
         now.missed - then.missed,
         now.seconds - then.seconds,

@@ -349,15 +349,21 @@ def _set_rate(shedding: Shedding, number: int, rate: float) -> None:
 
 def is_sound(shedding: Shedding, *, rate_max: float) -> bool:
     """Return True if all values in force are valid. Written so that NaN fails as well."""
-    if not (0 <= shedding.lent_until_us <= rate_max and all(0 <= limit <= rate_max for limit in shedding.limits)):
+    if not (0 <= shedding.lent_until_us <= rate_max and _are_within(shedding.limits, 0, rate_max)):
         return False
-    if not all(0 <= ahead <= rate_max for ahead in shedding.ahead):
+    if not _are_within(shedding.ahead, 0, rate_max):
         return False
     return shedding.lent_until_us == 0 or (
         0 <= shedding.quality <= 1
         and shedding.state in _STATES
         and 0 <= shedding.response_ms <= rate_max
-        and all(0 <= share <= 1 for share in shedding.refused_shares)
-        and all(0 <= rate <= rate_max for rate in shedding.rates)
-        and all(-rate_max <= tokens <= rate_max for tokens in shedding.tokens)
+        and _are_within(shedding.refused_shares, 0, 1)
+        and _are_within(shedding.rates, 0, rate_max)
+        and _are_within(shedding.tokens, -rate_max, rate_max)
     )
+
+
+def _are_within(values: list[float], least: float, most: float) -> bool:
+    # Not a loop: a controller checks thousands of records in a tenth of a second.
+    a, b, c, d = values
+    return least <= a <= most and least <= b <= most and least <= c <= most and least <= d <= most

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -30,6 +31,7 @@ ENTRIES = ", ".join(entry for _, entry in KEYS.values())
 CLASSES = "critical_plus, critical, sheddable_plus, sheddable"
 EMPTY = "entry 1 (a): the hash is of an empty key, which would admit everybody"
 BLANK = "is blank; entries are separated by one comma each, with none at the end"
+LEASE = {"descriptor": {"service": "lent", "customer": "c"}, "holder": "7f3d1c0a95"}
 POLICY = {"match": {"x": "y"}, "rate": 1}
 
 
@@ -106,6 +108,13 @@ def test_probes_and_documents_need_no_key(guarded: LiveApi) -> None:
         ("tenant-boss", "GET", "/v1/audit?namespace=default", None),
         ("tenant-boss", "GET", "/v1/buckets?namespace=default", None),
         ("tenant-boss", "GET", "/v1/controller?namespace=default", None),
+        ("eyes", "POST", "/v1/leases", LEASE),
+        ("shop", "GET", "/v1/leases", None),
+        ("shop", "DELETE", "/v1/leases/0-ab12", None),
+        ("eyes", "DELETE", "/v1/leases/0-ab12", None),
+        ("tenant", "POST", "/v1/leases", LEASE),
+        ("tenant-boss", "GET", "/v1/leases?namespace=default", None),
+        ("tenant-boss", "DELETE", "/v1/leases/0-ab12?namespace=default", None),
         ("shop", "POST", "/v1/policies/check", {}),
         ("eyes", "POST", "/v1/policies/apply", {}),
         ("eyes", "PATCH", "/v1/policies/x", {}),
@@ -127,6 +136,20 @@ def test_viewers_view_and_admins_manage(guarded: LiveApi) -> None:
     assert send(guarded, "eyes", "GET", "/v1/controller") == 200
     assert send(guarded, "boss", "PUT", "/v1/policies/made-by-boss", POLICY) in (200, 201)
     assert send(guarded, "boss", "DELETE", "/v1/policies/made-by-boss") == 204
+
+
+def test_a_tenant_s_key_neither_renews_nor_sees_leases_of_another_namespace(guarded: LiveApi) -> None:
+    """F-H4: who has the signed lease of another namespace has it for nothing."""
+    with guarded.client(headers=headers("shop")) as client:
+        lent = client.post("/v1/leases", json=LEASE | {"holder": token_hex(8)}).json()
+    renewal = {"lease": lent["lease"], "number": 2, "taken": 1, "slices": []}
+    assert send(guarded, "tenant", "POST", "/v1/leases/renew", renewal) == 404
+    assert send(guarded, "tenant", "POST", "/v1/leases/return", renewal) == 404
+    assert send(guarded, "shop", "POST", "/v1/leases/renew", renewal) == 200
+    assert send(guarded, "tenant-boss", "DELETE", f"/v1/leases/{lent['id']}") == 404
+    assert send(guarded, "boss", "DELETE", f"/v1/leases/{lent['id']}") == 200
+    with guarded.client(headers=headers("tenant-boss")) as client:
+        assert client.get("/v1/leases").json() == {"leases": []}
 
 
 def test_a_tenant_s_key_reaches_its_namespace_only(guarded: LiveApi, customer: str) -> None:

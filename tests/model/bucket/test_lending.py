@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -201,3 +202,35 @@ def test_f_l8_without_deaths_a_quota_is_spent_to_its_last_unit() -> None:
     for seed in range(SEED, SEED + 5):
         spent, _ = spend_a_quota(seed, is_calm=True)
         assert spent == 1000, f"spend_a_quota({seed}, is_calm=True)"
+
+
+@pytest.mark.parametrize("share", [0.25, 0.7])
+def test_a_partition_of_a_divided_limit_has_its_share_of_the_bound(share: float) -> None:
+    """Four of them together lend the bound once."""
+    params = Params(
+        flags=Flags.LENDS | Flags.DIVIDED, committed=100.0, capacity=100.0, debt_max=1000.0, partitions=4,
+        lending=LendTerms(40.0, 1.0, 3e6),
+    )  # fmt: skip
+    ledger, now_us = Ledger(), 1_790_000_000_000_000
+    ledger.acquire([Acquire((Want("limit", params, 0.0, 0.0),))], now_us)
+    record = ledger.records["limit"]
+    record.share, record.share_until_us, record.share_partitions = share, 1e18, 4
+    (lent,) = ledger.lend(LeaseAsk("one", 1.0, (LeaseWant("limit", params, Said(wanted=50.0)),)), now_us).slices
+    assert lent.capacity == pytest.approx(lent.part * (100.0 + 40.0) * share)
+    own = record.capacity * (1.0 - ledger.records["limit"].lent.capacity)  # type: ignore[union-attr]
+    assert own + lent.capacity <= (100.0 + 40.0) * share + 1e-9
+
+
+def test_a_raised_capacity_leaves_the_bucket_no_more_than_what_is_not_lent() -> None:
+    """All that was lent before came out of the bound, and the bucket kept all of a small capacity."""
+    small = Params(
+        flags=Flags.LENDS, committed=100.0, capacity=10.0, debt_max=1000.0, lending=LendTerms(40.0, 1.0, 3e6)
+    )
+    large = replace(small, capacity=1000.0)
+    ledger, now_us = Ledger(), 1_790_000_000_000_000
+    (lent,) = ledger.lend(LeaseAsk("one", 1.0, (LeaseWant("limit", small, Said(wanted=10.0)),)), now_us).slices
+    ledger.acquire([Acquire((Want("limit", large, 0.0, 0.0),))], now_us)
+    record = ledger.records["limit"]
+    assert record.lent is not None
+    own = record.capacity * (1.0 - record.lent.capacity)
+    assert own <= (1000.0 + 40.0) * (1.0 - lent.part) + 1e-9

@@ -294,3 +294,16 @@ def test_f_p8_no_history_moves_a_cap_out_of_its_bounds(
             assert 0 < moved.cap < math.inf
         if moved.charge is not None:
             assert 0 < moved.charge < math.inf
+
+
+def test_a_bucket_with_nothing_to_steer_or_learn_keeps_no_counters() -> None:
+    """After its policy was changed, too; with another policy it begins from the record again."""
+    counted, fixed = policy(mechanism="requests"), policy(mechanism="work", charge=1)
+    record = bucket()
+    state, _ = step(State(), record, counted, now_us=1_000_000, since_us=0)
+    assert state.counters is not None
+    state, moved = step(state, record, fixed, now_us=1_100_000, since_us=1_000_000)
+    assert state.counters is None
+    assert moved is HELD
+    state, _ = step(state, record, counted, now_us=1_200_000, since_us=1_100_000)
+    assert state.counters is not None

@@ -194,22 +194,22 @@ def test_f_p11_some_in_flight_and_nobody_answered_for_twice_the_target_is_hung()
 @pytest.mark.parametrize(
     ("asking", "expected"),
     [
-        ([True, True, True, True], (100, 90, 80, 70)),
-        ([False, True, False, True], (100, 100, 90, 90)),
-        ([False, False, False, True], (100, 100, 100, 100)),
-        ([True, False, False, True], (100, 90, 90, 90)),
+        ((True, True, True, True), (100, 90, 80, 70)),
+        ((False, True, False, True), (100, 100, 90, 90)),
+        ((False, False, False, True), (100, 100, 100, 100)),
+        ((True, False, False, True), (100, 90, 90, 90)),
     ],
 )
 def test_s8_each_class_that_asks_keeps_a_tenth_from_those_below(
-    asking: list[bool], expected: tuple[float, ...]
+    asking: tuple[bool, ...], expected: tuple[float, ...]
 ) -> None:
     assert limits(100, asking, RANKS) == expected
 
 
 def test_classes_of_one_rank_share_one_limit_and_nobody_has_none() -> None:
-    assert limits(100, [True] * 4, (1.0, 1.0, 1.0, 1.0)) == (100, 100, 100, 100)
-    assert limits(1, [True] * 4, RANKS) == (1, 1, 1, 1)
-    assert limits(5, [True] * 4, RANKS) == (5, 4, 3, 2)
+    assert limits(100, (True,) * 4, (1.0, 1.0, 1.0, 1.0)) == (100, 100, 100, 100)
+    assert limits(1, (True,) * 4, RANKS) == (1, 1, 1, 1)
+    assert limits(5, (True,) * 4, RANKS) == (5, 4, 3, 2)
 
 
 def test_s8_the_initial_limit_is_divided_over_the_partitions() -> None:
