@@ -47,6 +47,15 @@ async def test_without_any_node_the_deadline_holds() -> None:
         assert time.monotonic() - began_s < 10
 
 
+async def test_nodes_that_are_away_are_not_knocked_at_all_the_time() -> None:
+    """A fleet that starts again would be met by every client's storm of connections."""
+    pool = NodePool([f"http://127.0.0.1:{free_port()}"])
+    with pytest.raises(NoAnswer):
+        await pool.post_json("/v1/settle", {}, by_s=time.monotonic() + 2)
+    await pool.close()
+    assert 2 <= pool.calls <= 12
+
+
 async def test_a_node_that_accepts_and_says_nothing_costs_half_the_deadline(service: ScriptedService) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
