@@ -21,9 +21,9 @@ from hashlib import blake2b
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import parse_qs
 
-from limiter.client.gate import Refused
 from limiter.client.holder import CRITICALITIES
 from limiter.client.request_context import CRITICALITY_HEADER, from_header
+from limiter.client.throttled import Refused
 
 V = TypeVar("V")
 
