@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from math import isfinite
 from types import TracebackType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, SupportsFloat, TypedDict
 
 from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.grants import Grant
@@ -18,12 +18,7 @@ from limiter.client.lease.slices import CRITICALITIES
 from limiter.client.request_context import entered_ns
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.service_away import Away
-from limiter.client.throttled import Throttled
-
-Refused = Literal["raise", "wait", "degrade"] | Callable[[Throttled], object]
-"""The lot of a refused request: the exception; waiting, at most `wait_s`; a falsy grant; or a function of the
-caller's, which is called with the exception before the falsy grant is returned, and may raise its own."""
-
+from limiter.client.throttled import Refused, Throttled
 
 NOT_ASKED_YET = (
     "acquire has asked nothing yet: write `async with gate.acquire(…) as grant` or `grant = await gate.acquire(…)`, "
@@ -151,16 +146,13 @@ class Acquiring:
             self._grant.end(error)
 
 
-def check_refused(on_refused: object) -> None:
-    if on_refused not in ("raise", "wait", "degrade") and not callable(on_refused):
-        raise ValueError(f"on_refused is raise, wait, degrade or a function, not {on_refused!r}")
-
-
 def check_asked(descriptor: object, work: object, criticality: str | None) -> None:
     """Refuse at once what the service could only answer with a mistake of the program."""
     if not isinstance(descriptor, Mapping):
         raise TypeError(f'a descriptor is a mapping such as {{"service": "orders"}}, not {descriptor!r}')
-    if work is not None and not (isinstance(work, int | float) and isfinite(work)):
+    if work is not None and (
+        isinstance(work, str | bytes) or not isinstance(work, SupportsFloat) or not isfinite(work)
+    ):
         raise ValueError(f"work is a number, not {work!r}")
     if criticality is not None and criticality not in CRITICALITIES:
         raise ValueError(f"criticality {criticality!r} is none of {', '.join(CRITICALITIES)}")

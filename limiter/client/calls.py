@@ -32,7 +32,8 @@ from limiter.client.node_pool import NoAnswer, NodePool
 BATCH_MAX = 256
 """Operations of one call: a node begins about as many without a pause."""
 BATCH_BYTES = 400_000
-"""Bytes of one call: a node takes a megabyte unless it is set to take less."""
+"""Bytes of one call: a node takes a megabyte. One that is set to take less says so, and calls become shorter."""
+BATCH_BYTES_LEAST = 2_000
 CALLS_MAX = 8
 BESIDE_S = 0.005
 LINGER_S = 0.1
@@ -48,8 +49,9 @@ AGAIN_FIRST_S = 0.05
 AGAIN_MAX_S = 2.0
 NOT_DECIDED = 500
 """From this status on, nothing was decided: a settle is sent again."""
-ASK_AGAIN = frozenset({408, 425, 429})
-"""Answers of something between client and node that had no time: a settle is sent again."""
+ASK_AGAIN = frozenset({401, 408, 413, 425, 429})
+"""Answers that say nothing of the settle, which is sent again: the node does not know the API key, which has granted
+(yet, or any more: keys are being exchanged); the batch was too long; something between client and node had no time."""
 TOO_MUCH_AT_ONCE = 413
 """Answer to an acquire that a batch had no room for."""
 LATE_S = 0.25
@@ -65,9 +67,11 @@ Op = Literal["acquire", "settle"]
 class Acquire:
     """One acquire on its way, or a settle whose sender waits for the answer."""
 
-    __slots__ = ("body", "by_s", "expiry", "future", "is_alone", "op", "raw")
+    __slots__ = ("body", "by_s", "expiry", "future", "is_alone", "is_kept", "op", "raw")
 
-    def __init__(self, op: Op, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer]) -> None:
+    def __init__(
+        self, op: Op, body: dict[str, Any], by_s: float, future: asyncio.Future[Answer], *, is_kept: bool
+    ) -> None:
         self.op = op
         self.body = body
         self.raw = encode({"op": op, **body})
@@ -76,6 +80,8 @@ class Acquire:
         self.expiry: asyncio.TimerHandle | None = None
         self.is_alone = False
         """A batch had no room for it."""
+        self.is_kept = is_kept
+        """A grant that comes too late is not given back: its sender can still ask for it, under the same key."""
 
 
 class Settlement:
@@ -141,6 +147,7 @@ class Calls:
         self._again_s = 0.0
         self._pause_s = AGAIN_FIRST_S
         self._unsettled = 0
+        self._batch_bytes = BATCH_BYTES
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_urgent = False
@@ -202,11 +209,13 @@ class Calls:
 
     # Asking.
 
-    def ask(self, body: dict[str, Any], by_s: float, op: Op = "acquire") -> asyncio.Future[Answer]:
+    def ask(
+        self, body: dict[str, Any], by_s: float, op: Op = "acquire", *, is_kept: bool = False
+    ) -> asyncio.Future[Answer]:
         """Send an acquire. Its future fails with NoAnswer when the time is over; cancel it to give the acquire up. What
-        is granted after that is given back."""
+        is granted after that is given back, unless it is kept for a repeat of its sender's."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        acquire = Acquire(op, body, by_s, future)
+        acquire = Acquire(op, body, by_s, future, is_kept=is_kept)
         acquire.expiry = self._loop.call_later(max(0.0, by_s - time.monotonic()), self._expire, acquire)
         self._acquires.append(acquire)
         self._look()
@@ -340,7 +349,7 @@ class Calls:
     def _take(self, now_s: float) -> tuple[list[Acquire], list[Copy]]:
         """Take the next call's operations from the queues: acquires first, as far as count and bytes allow."""
         acquires: list[Acquire] = []
-        room = BATCH_BYTES
+        room = self._batch_bytes
         while self._acquires and room > 0 and len(acquires) < BATCH_MAX:
             if self._acquires[0].is_alone and acquires:
                 break
@@ -420,19 +429,18 @@ class Calls:
             first_s=first_s,
             is_repeatable=is_repeatable,
         )
+        if status == TOO_MUCH_AT_ONCE:
+            self._batch_bytes = max(BATCH_BYTES_LEAST, self._batch_bytes // 2)
         if status != 200:
             return [(status, answer)] * count
-        results: list[Answer] = [(one.pop("status"), one) for one in answer["results"]]
-        if len(results) != count:
-            raise NoAnswer(was_sent=True, why=f"{len(results)} results for {count} operations")
-        return results
+        return _results(answer, count)
 
     def _tell(self, acquire: Acquire, status: int, body: Mapping[str, Any]) -> None:
         if acquire.expiry is not None:
             acquire.expiry.cancel()
         if acquire.future.done():
-            if status == 200 and body.get("reservation"):
-                self.give_back(body["reservation"])
+            if not acquire.is_kept and (reservation := reservation_in(status, body)):
+                self.give_back(reservation)
         elif status == TOO_MUCH_AT_ONCE and not acquire.is_alone:
             acquire.is_alone = True
             acquire.expiry = self._loop.call_later(max(0.0, acquire.by_s - time.monotonic()), self._expire, acquire)
@@ -488,3 +496,32 @@ class Calls:
             return
         self._again_s = time.monotonic() + self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311
         self._pause_s = min(AGAIN_MAX_S, self._pause_s * 2)
+
+
+def _results(answer: Mapping[str, Any], count: int) -> list[Answer]:
+    """Return the answers to the operations of a batch."""
+    results = answer.get("results")
+    if not isinstance(results, list) or len(results) != count:
+        found = f"{len(results)} results" if isinstance(results, list) else "no results"
+        raise NoAnswer(was_sent=True, why=f"{found} for {count} operations")
+    answers: list[Answer] = []
+    for one in results:
+        status = one.pop("status", None) if isinstance(one, dict) else None
+        if not isinstance(status, int):
+            raise NoAnswer(was_sent=True, why="a result of a batch without its status")
+        answers.append((status, one))
+    return answers
+
+
+def reservation_in(status: int, body: Mapping[str, Any]) -> str:
+    """Return the reservation that an answer grants; empty if it grants none."""
+    reservation = body.get("reservation") if status == 200 else None
+    return reservation if isinstance(reservation, str) else ""
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop of this thread, if it runs one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -21,31 +21,32 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from limiter.client.adaptive import AdaptiveThrottle
-from limiter.client.asking import (
-    Acquiring,
-    Asked,
-    GateOptions,
-    Line,
-    Refused,
-    check_asked,
-    check_bounds,
-    check_refused,
-)
-from limiter.client.calls import Answer, Calls, Settlement
+from limiter.client.asking import Acquiring, Asked, GateOptions, Line, check_asked, check_bounds
+from limiter.client.calls import Answer, Calls, reservation_in, running_loop
 from limiter.client.client_metrics import count
-from limiter.client.grants import ByLease, ByReservation, Grant, NoSettler
+from limiter.client.grants import ByLease, Grant, NoSettler, check_grant, grant_by
 from limiter.client.lease import holder
-from limiter.client.lease.leasing import HeldLease, Key, Leasing, decides
+from limiter.client.lease.leasing import Key, Leased, Leasing, decides
 from limiter.client.load_reports import LoadReporter
 from limiter.client.node_pool import NoAnswer, NodePool
 from limiter.client.request_context import current
 from limiter.client.restraint import Restraint, Target
 from limiter.client.retry_budget import RetryBudget
 from limiter.client.service_away import Away, ServiceAway
-from limiter.client.throttled import WAIT_UNKNOWN_MS, Misused, Throttled, is_refusal, pause_s
+from limiter.client.throttled import (
+    WAIT_UNKNOWN_MS,
+    Misused,
+    Refused,
+    Throttled,
+    check_refused,
+    drawn_share,
+    is_refusal,
+    pause_s,
+)
 
 if TYPE_CHECKING:
     from limiter.client.middleware.decorator import LimitedOptions
@@ -63,25 +64,6 @@ ADAPTIVE_WAIT_MS = 1000.0
 LOAD_PATIENCE_S = 2.0
 
 
-class Leased:
-    """The result of `lease`: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
-
-    __slots__ = ("_gate", "_held", "arguments")
-
-    def __init__(self, gate: Headgate, arguments: tuple[str, Mapping[str, str], float]) -> None:
-        self._gate = gate
-        self.arguments = arguments
-        self._held: HeldLease | None = None
-
-    async def __aenter__(self) -> holder.Lease:
-        self._held = await self._gate.parts().leasing.begin(*self.arguments)
-        return self._held.lease
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._held is not None:
-            await self._gate.parts().leasing.end(self._held)
-
-
 class Parts:
     """Connections, queues and leases of one event loop."""
 
@@ -95,6 +77,7 @@ class Parts:
         self.is_auto = is_auto
         self.lines: dict[Key, Line] = {}
         self.load: LoadReporter | None = None
+        self.pid = os.getpid()
         self._prefix = secrets.token_hex(9)
         self._keys = 0
 
@@ -178,19 +161,27 @@ class Headgate:
 
     def parts(self) -> Parts:
         """Return what belongs to the running loop; made at the first use."""
-        if self._parts is None or self._parts.loop.is_closed():
+        parts = self._parts
+        if parts is not None and parts.loop is not (loop := running_loop()):
+            if loop is None:
+                return parts  # somebody looks at it from another thread
+            if parts.loop.is_running() and parts.pid == os.getpid():
+                raise RuntimeError("this client belongs to an event loop of another thread; make one per loop, or one "
+                                   "of Headgate.sync(...) for all threads")  # fmt: skip
+            parts = None
+        if parts is None:
             pool = NodePool(self._urls, api_key=self._api_key, connections_max=self._connections_max, tls=self._tls)
-            self._parts = Parts(
+            self._parts = parts = Parts(
                 pool,
                 settles_max=self._settles_max,
                 is_repeatable=self._repeats,
                 is_auto=self._is_auto,
                 is_threaded=self.is_threaded,
             )
-            self._parts.load = self._load_reporter()
-            if self._parts.load is not None:
-                self._parts.load.start()
-        return self._parts
+            parts.load = self._load_reporter()
+            if parts.load is not None:
+                parts.load.start()
+        return parts
 
     def _load_reporter(self) -> LoadReporter | None:
         """Return what reports the load of this process, if the program wants that (G5)."""
@@ -222,12 +213,14 @@ class Headgate:
         parts, self._parts = self._parts, None
         if parts is None:
             return
-        if parts.load is not None:
-            await parts.load.stop()
-        await parts.leasing.close()
-        await parts.calls.flush(timeout_s)
-        await parts.calls.close(timeout_s)
-        await parts.pool.close()
+        try:
+            if parts.load is not None:
+                await parts.load.stop()
+            await parts.leasing.close()
+            await parts.calls.flush(timeout_s)
+            await parts.calls.close(timeout_s)
+        finally:
+            await parts.pool.close()
 
     def counts(self) -> dict[str, float]:
         """Return counts since this client was made, and what is going on now (`limiter.client.client_metrics`)."""
@@ -264,6 +257,8 @@ class Headgate:
         else:
             check_refused(on_refused)
         check_asked(descriptor, work, criticality)
+        if work is not None:
+            work = plain_number(work)
         body: dict[str, Any] = {"descriptor": dict(descriptor)}
         namespace = self._namespace if namespace is None else namespace
         if namespace != "default":
@@ -285,7 +280,9 @@ class Headgate:
     def lease(self, descriptor: Mapping[str, str], *, namespace: str | None = None, weight: float = 1.0) -> Leased:
         """Hold a lease on a descriptor: `async with gate.lease({...}) as lease`, then `lease.try_acquire(1)` decides
         at once."""
-        return Leased(self, (self._namespace if namespace is None else namespace, descriptor, weight))
+        return Leased(
+            lambda: self.parts().leasing, (self._namespace if namespace is None else namespace, descriptor, weight)
+        )
 
     def limited(
         self,
@@ -361,7 +358,8 @@ class Headgate:
                 async with asyncio.timeout(asked.wait_s):
                     await line.lock.acquire()
             except TimeoutError:
-                raise refusal or line.refusal from None
+                # A copy: one exception raised by everybody in the line would keep the frames of all of them.
+                raise refusal or copy(line.refusal) from None
             try:
                 return await self._ask_first(asked, line, refusal, due_s, until_s, deadline_s)
             finally:
@@ -463,6 +461,7 @@ class Headgate:
                 body["attempt"] = asked.attempt
             try:
                 status, answer = await self._answer(parts, body, asked.by_s)
+                check_grant(status, answer)
             except NoAnswer as error:
                 self._learn(asked, target, None, is_decided=False)
                 return self._without_service(asked, Throttled(reason="unavailable", status=503, detail=str(error)))
@@ -471,7 +470,7 @@ class Headgate:
                 raise
             if status < 500:
                 self._away.answered()
-            share = answer.get("drawn_share") or 0.0
+            share = drawn_share(answer)
             if status == 200:
                 self._learn(asked, target, None, share)
                 return self._grant(parts, asked, answer)
@@ -512,26 +511,26 @@ class Headgate:
         future = parts.calls.ask(body, by_s)
         try:
             return await future
-        except asyncio.CancelledError:
+        except BaseException:
             if future.done() and not future.cancelled() and future.exception() is None:
                 # The answer and the cancellation came in the same turn of the loop.
-                status, answer = future.result()
-                if status == 200 and answer.get("reservation"):
-                    parts.calls.give_back(answer["reservation"])
+                if reservation := reservation_in(*future.result()):
+                    parts.calls.give_back(reservation)
+            else:
+                future.cancel()  # a coroutine that is thrown away cancels nothing by itself
             raise
 
     def _grant(self, parts: Parts, asked: Asked, answer: Mapping[str, Any]) -> Grant:
+        grant = grant_by(answer, parts.calls, asked.entered_ns)
         self.granted += 1
-        charged = answer.get("charged", 0.0)
-        has_quota = any(one["mechanism"] == "quota" for one in answer.get("limits", ()))
-        self._away.granted(asked.key, charged, time.monotonic(), has_quota=has_quota)
-        settlement = Settlement(answer["reservation"], answer.get("expires_in_ms", 60_000) / 1000)
-        return Grant(ByReservation(parts.calls, settlement), charged, asked.entered_ns, answer=answer)
+        has_quota = any(one.get("mechanism") == "quota" for one in grant.limits)
+        self._away.granted(asked.key, grant.charged, time.monotonic(), has_quota=has_quota)
+        return grant
 
     def _without_service(self, asked: Asked, refusal: Throttled) -> Grant:
         """Decide without the service, as the policy of a lease says, otherwise as this client was told."""
         self.undecided += 1
-        work = asked.body.get("work", 1.0)
+        work = max(0.0, asked.body.get("work", 1.0))
         if not self._away.admits(asked.key, work, time.monotonic(), mode=self._mode(asked)):
             raise refusal
         return Grant(NoSettler(), work, asked.entered_ns, answer={"degraded": True})

@@ -9,14 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from math import inf
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
+
+import msgspec
 
 from limiter.client.calls import Calls, Settlement
 from limiter.client.lease import holder
+from limiter.client.node_pool import NoAnswer
+from limiter.model.numbers import NUMBER_MAX
 
 T = TypeVar("T")
+
+OUTCOME_MAX = 64
+"""Characters that the service takes."""
 
 
 class Settler(Protocol):
@@ -82,7 +88,7 @@ class Grant:
 
     def progress(self, work: float) -> None:
         """Report the work done so far, all of it. Often is fine: what goes out is limited; the deadline is renewed."""
-        check_work(work)
+        work = checked_work(work)
         if not self._is_settled:
             self._outcome_work = work if self._outcome_work is None else max(work, self._outcome_work)
             self._settler.progress(work)
@@ -91,7 +97,11 @@ class Grant:
         """Report what the work really cost; without `work`, what was reported last, else the charge. Once: a second
         call does nothing. Returns at once; the settle is sent within 100 ms, and again until it is answered."""
         if work is not None:
-            check_work(work)
+            work = checked_work(work)
+        if latency_ms is not None:
+            latency_ms = checked_number("latency_ms", latency_ms)
+        if len(outcome) > OUTCOME_MAX:
+            raise ValueError(f"outcome is a text of at most {OUTCOME_MAX} characters, not {outcome!r}")
         if self._is_settled:
             return
         self._is_settled = True
@@ -156,9 +166,50 @@ class Grant:
         self.end(error)
 
 
-def check_work(work: float) -> None:
-    if not 0.0 <= work < inf:
-        raise ValueError(f"work is a number from 0 on, not {work!r}")
+class GrantAnswer(msgspec.Struct):
+    """The part of a grant that this library reads."""
+
+    reservation: str
+    charged: float = 0.0
+    expires_in_ms: Annotated[float, msgspec.Meta(gt=0)] = 60_000
+    quality: float = 1.0
+    state: str | None = None
+    degraded: bool = False
+    covered: bool = True
+    limits: list[dict[str, Any]] = []
+
+
+def check_grant(status: int, answer: Mapping[str, Any]) -> None:
+    """Raise NoAnswer for a grant that nobody could settle: no node of the service has sent it."""
+    if status == 200:
+        try:
+            msgspec.convert(answer, GrantAnswer)
+        except msgspec.ValidationError as error:
+            raise NoAnswer(was_sent=True, why=f"an answer that is no grant: {error}") from None
+
+
+def grant_by(answer: Mapping[str, Any], calls: Calls, entered_ns: int) -> Grant:
+    """Return the grant that an answer of the service gives."""
+    settlement = Settlement(answer["reservation"], answer.get("expires_in_ms", 60_000) / 1000)
+    return Grant(ByReservation(calls, settlement), answer.get("charged", 0.0), entered_ns, answer=answer)
+
+
+def checked_work(work: float) -> float:
+    """Return work as a number that the service takes: a settle that it refused later would be lost."""
+    return checked_number("work", work)
+
+
+def plain_number(value: float) -> float:
+    """Return a number of any kind (of numpy, a Decimal) as Python's own, which alone can be sent."""
+    return value if type(value) in (int, float) else float(value)
+
+
+def checked_number(name: str, value: float) -> float:
+    """Return a number that the service takes."""
+    value = plain_number(value)
+    if not 0.0 <= value <= NUMBER_MAX:
+        raise ValueError(f"{name} is a number from 0 on, at most {NUMBER_MAX:g}, not {value!r}")
+    return value
 
 
 def outcome_of(error: BaseException) -> str:

@@ -25,10 +25,13 @@ AWAY_ALL_S = 0.25
 """Longest pause of a call that waits because every node is away: one that is back is noticed soon."""
 KEEP_ALIVE_S = 30.0
 JSON = {"content-type": "application/json"}
+ANSWER_MAX = 8 * 1024 * 1024
+"""Bytes of an answer: the longest batch of a node has a fraction of this."""
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 TRY_LEAST_S = 0.05
 """A node has at least this time to answer before another is asked."""
 NO_TIME = 503
+REDIRECTED = 300
 
 
 class NoAnswer(Exception):
@@ -170,11 +173,8 @@ class NodePool:
     async def _send(self, node: Node, path: str, body: bytes, headers: Mapping[str, str] | None) -> tuple[int, Any]:
         self.calls += 1
         async with self._open().post(node.url + path, data=body, headers=headers, allow_redirects=False) as response:
-            raw, status = await response.read(), response.status
-        try:
-            return status, msgspec.json.decode(raw) if raw else {}
-        except msgspec.DecodeError:
-            raise aiohttp.ClientPayloadError(f"status {status} with a body that is no JSON") from None
+            raw, status = await _read(response), response.status
+        return status, _decoded(status, raw)
 
     async def post_json(self, path: str, value: object, *, by_s: float) -> tuple[int, Any]:
         """Post a value that may be sent again."""
@@ -185,8 +185,33 @@ class NodePool:
         async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, by_s - time.monotonic())):
             node, _ = self._choose(time.monotonic())
             async with self._open().get(node.url + path, allow_redirects=False) as response:
-                return response.status, msgspec.json.decode(await response.read() or b"{}")
+                return response.status, _decoded(response.status, await _read(response))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer; something that is no node may send without end."""
+    parts, length = [], 0
+    async for part in response.content.iter_any():
+        length += len(part)
+        if length > ANSWER_MAX:
+            raise aiohttp.ClientPayloadError(f"status {response.status} with a body of more than {ANSWER_MAX} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _decoded(status: int, raw: bytes) -> Any:
+    """Return the JSON object that every answer of a node is, but for an empty one. All else comes from something
+    between client and node, such as a balancer without nodes: it decided nothing."""
+    if not raw and status < REDIRECTED:
+        return {}
+    try:
+        answer = msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise aiohttp.ClientPayloadError(f"status {status} with a body that is no JSON object")
+    return answer

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -117,7 +117,8 @@ class HeldLease:
                 continue
             self.renewals += 1
             if status == 200:
-                self.lease.take(answer)
+                if not self._take(answer):
+                    await self._gave_up()
                 return
             reason = answer.get("reason", "")
             if status == 404 or (status == 409 and reason == "lease_outdated"):
@@ -130,6 +131,17 @@ class HeldLease:
                 self.is_refused = True
                 log.info("nothing is lent to this client: %s %s", status, answer.get("detail", reason))
                 return
+
+    def _take(self, answer: Mapping[str, Any]) -> bool:
+        """Take over what the service lends; False for an answer that no node has sent, after which another is asked
+        for from the start."""
+        try:
+            self.lease.take(answer)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            log.warning("an answer to a lease's request could not be read: %r", error)
+            self.lease.begin_again()
+            return False
+        return True
 
     async def _gave_up(self) -> bool:
         """Wait after a failure; returns True for a first request: another is made later, which says what is wanted by
@@ -276,6 +288,25 @@ class Leasing:
         self._held.clear()
         self._explicit.clear()
         await asyncio.gather(*(held.end() for held in leases), return_exceptions=True)
+
+
+class Leased:
+    """The result of `lease`: `async with gate.lease({...}) as lease: grant = lease.try_acquire(1)`."""
+
+    __slots__ = ("_held", "_leasing", "arguments")
+
+    def __init__(self, leasing: Callable[[], Leasing], arguments: tuple[str, Mapping[str, str], float]) -> None:
+        self._leasing = leasing
+        self.arguments = arguments
+        self._held: HeldLease | None = None
+
+    async def __aenter__(self) -> Lease:
+        self._held = await self._leasing().begin(*self.arguments)
+        return self._held.lease
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._held is not None:
+            await self._leasing().end(self._held)
 
 
 def decides(answer: holder.Refusal) -> bool:

@@ -275,7 +275,7 @@ class _Asking:
 
     def send(self, calls: Calls) -> None:
         """Send it with the next batch."""
-        self._future = calls.ask(self.body, self.by_s, self.op)
+        self._future = calls.ask(self.body, self.by_s, self.op, is_kept=self.is_kept)
         self._future.add_done_callback(self._came_back)
 
     def give_up(self) -> None:
