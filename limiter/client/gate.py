@@ -28,7 +28,7 @@ from limiter.client.adaptive import AdaptiveThrottle
 from limiter.client.asking import Acquiring, Asked, GateOptions, Line, check_asked, check_bounds
 from limiter.client.calls import Answer, Calls, reservation_in, running_loop
 from limiter.client.client_metrics import count
-from limiter.client.grants import ByLease, Grant, NoSettler, check_grant, grant_by
+from limiter.client.grants import ByLease, Grant, NoSettler, check_grant, grant_by, plain_number
 from limiter.client.lease import holder
 from limiter.client.lease.leasing import Key, Leased, Leasing, decides
 from limiter.client.load_reports import LoadReporter
