@@ -325,9 +325,8 @@ class Calls:
             return self._again_s - now_s
         if self._is_urgent or len(self._settles) >= BATCH_MAX:
             return self._last_sent_s + BESIDE_S - now_s if self._under_way else 0.0
-        return (
-            LINGER_S / 2 if self._start_later is None else None
-        )  # so that none is older than LINGER_S when it is sent
+        # By half of it, so that none is older than LINGER_S when it is sent.
+        return LINGER_S / 2 if self._start_later is None else None
 
     def _awake(self) -> None:
         self._start_later = None
