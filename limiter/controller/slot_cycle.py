@@ -387,7 +387,9 @@ class SlotCycle:
     def _follow_demand(self, bucket: Bucket, record: Seen, now_us: int) -> None:
         counters = sampling.read(record, now_us)
         if counters is not None:
-            work_per_request = bucket.state.caps.cost.work or bucket.state.moments.mean or 1.0
+            # A bucket that is not steered learns no cost: there the mean charge stands for it.
+            charge = counters.work_charged / counters.admitted if counters.admitted > 0 else 1.0
+            work_per_request = bucket.state.caps.cost.work or bucket.state.moments.mean or charge
             if bucket.terms.limit.counts:
                 # Requests are divided here, so charged requests count and settled work does not.
                 counters, work_per_request = replace(counters, settles=0.0), 1.0
