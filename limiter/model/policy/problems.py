@@ -16,7 +16,7 @@ from limiter.model.policy.defaults import Filled
 from limiter.model.policy.fields.kinds import is_name
 from limiter.model.policy.fields.shown import show, step
 from limiter.model.policy.policy import Policy
-from limiter.model.policy.policy_set import Namespace, PolicySet
+from limiter.model.policy.policy_set import Backend, Namespace, PolicySet
 
 PROBLEMS_MAX = 100
 """Problems that a refusal lists; a document may be made to have thousands."""
@@ -99,7 +99,9 @@ def fields_at(model: type[BaseModel], where: tuple[str | int, ...]) -> Iterable[
     inner: dict[str | int, type[BaseModel]] = {"namespaces": Namespace, "quota": Quota, "steering": Steering}
     inner |= {"learning": Learning, "block": Block, "local": Local}
     inner |= {"smoothing": Smoothing, "auto": Auto}
-    if where and where[0] == "steering":
+    if where and (where[0] == "backends" or (where[0] == "namespaces" and where[2:3] == ("backends",))):
+        fields = Backend.model_fields
+    elif where and where[0] == "steering":
         fields = inner[where[-1]].model_fields
     elif where and where[0] == "overload":
         fields = OVERLOAD_PARTS[str(where[-1])].model_fields
