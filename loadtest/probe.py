@@ -1,4 +1,4 @@
-"""A probe of answer times: a process that only asks, a few times a second over each of its connections.
+"""A probe of answer times: a process that only asks, a few times per second over each of its connections.
 
     python -m loadtest.probe <file> <connections to each> <node>…
 

@@ -13,7 +13,7 @@
 
 Tasks are asked whether they wait for something that is not done, which is the same on asyncio's own loop and on uvloop;
 callbacks that belong to no task show in `loop_delay_s` alone. A thread that waits for the interpreter's lock sleeps, as
-far as the system knows; but whoever wakes up has to wait for it as well, about one switch interval for each thread.
+far as the system knows; but a thread that wakes up has to wait for it as well, about a switch interval for each thread.
 """
 
 from __future__ import annotations

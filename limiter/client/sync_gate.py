@@ -136,7 +136,7 @@ class SyncHeadgate:
         return self._inner
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        """Return the loop; started at the first use, and anew after a fork."""
+        """Return the loop; started at the first use, and again after a fork."""
         loop = self._loop
         if loop is not None and self._pid == os.getpid():
             return loop

@@ -21,7 +21,7 @@ TIMEOUT_S = 1.0
 IN_FLIGHT_MAX = 4
 EACH_MAX = 2
 WAITING_MAX = 4096
-"""About half a second of calls: whoever reports is to have an answer within a second (F-H10)."""
+"""About half a second of calls, so that a report is answered within a second (F-H10)."""
 
 
 class TooManyReports(Exception):

@@ -185,7 +185,7 @@ class Gradient(Adaptive):
 
 
 class Vegas(Adaptive):
-    """The limit keeps a queue of a few, as the shortest response time tells it; that is measured anew now and then."""
+    """The limit keeps a queue of a few, as the shortest response time tells it; that is measured again now and then."""
 
     PROBE = 30.0
 

@@ -188,7 +188,7 @@ def revoke(row: Row | None) -> LendStatus:
 
 
 def renew(row: Row | None, ask: LeaseAsk, records: list[Record], books: list[Book], terms: list[LendTerms]) -> Row:
-    """Lend anew: every bucket drafts its part; only if each has one to give is anything lent."""
+    """Lend again. Every bucket drafts its part; something is lent only if each bucket has a part to give."""
     if row is None:
         row = Row(0.0, ask.weight, Used(), [Part(moved=want.ask.moved) for want in ask.wants])
     used = grown(row.used, ask.used)

@@ -113,7 +113,7 @@ def _count(record: Record, operation: Settle, charge: Charge, work: float, now_u
     if operation.requests >= 1 and settles > 0:  # fewer could make the square arbitrarily large
         record.work_squared += work * work / settles
     if record.shedding is not None and not latency_ms >= 0:
-        latency_ms = max(0.0, (now_us - operation.acquired_us) / 1000)  # it took so long, whoever says (Q8)
+        latency_ms = max(0.0, (now_us - operation.acquired_us) / 1000)  # the reservation knows how long it took (Q8)
     if latency_ms > expected_ms:
         record.missed += 1
     if record.histogram and latency_ms >= 0:
